@@ -1,0 +1,55 @@
+"""Errors at trace time that name the argument, and a finder of numbers that are not finite."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from muesli.types import Array, PyTree
+
+
+def check_shape(function: str, argument: str, value: Array, shape: tuple[int | None, ...]) -> None:
+    """Raises a ValueError naming ``argument`` unless its shape matches; None matches any size."""
+    actual = jnp.shape(value)
+    matches = len(actual) == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, actual, strict=True)
+    )
+    if not matches:
+        wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+        raise ValueError(f"{function}: {argument} must have shape {wanted}, got {list(actual)}")
+
+
+def check_float(function: str, argument: str, value: Array) -> None:
+    """Raises a TypeError naming ``argument`` unless it holds floating-point numbers."""
+    dtype = jnp.result_type(value)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{function}: {argument} must be a floating-point array, got {dtype}")
+
+
+def check_vector(function: str, length: int | None = None, **arguments: Array) -> None:
+    """Raises unless every named argument is a floating-point vector (of ``length``, if given)."""
+    for argument, value in arguments.items():
+        check_float(function, argument, value)
+        check_shape(function, argument, value, (length,))
+
+
+def check_finite(tree: PyTree, name: str = "tree") -> None:
+    """Raises a FloatingPointError naming the first leaf that holds a NaN or an infinity.
+
+    For concrete arrays, outside ``jit``: a debugging aid and a guard at the doors of a run.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            continue
+        values = np.asarray(leaf)
+        if not np.issubdtype(values.dtype, np.inexact) and values.dtype != jnp.bfloat16:
+            continue
+        bad = ~np.isfinite(values.astype(np.float64))
+        if bad.any():
+            where = np.unravel_index(int(np.argmax(bad)), values.shape)
+            index = f"[{', '.join(str(int(i)) for i in where)}]" if where else ""
+            raise FloatingPointError(
+                f"{name}{jax.tree_util.keystr(path)}{index} is {values[where]} "
+                f"({int(bad.sum())} of {values.size} numbers there are not finite)"
+            )

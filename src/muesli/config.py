@@ -1,0 +1,355 @@
+"""The configuration tree: frozen dataclasses whose defaults are the paper's shared tables.
+
+Field names carry their units. Nothing here imports anything of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+UpdateName = Literal["muesli", "cmpo", "mpo", "direct_mpo", "pg", "trpo_penalty", "ppo", "mcts"]
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """One policy update and its hyperparameters; an update reads only the fields it knows."""
+
+    name: UpdateName = "muesli"
+    """Which entry of ``policy_updates.UPDATES`` trains the policy."""
+    total_weight: float = 3.0
+    """Multiplies the whole policy loss: policy gradient, regulariser and policy model together."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy bonus (pg, trpo_penalty, ppo)."""
+    trpo_weight: float = 0.0
+    """Weight of KL(π_b, π) (trpo_penalty)."""
+    ppo_clip: float = 0.5
+    """Clipping of the importance ratio around 1 (ppo)."""
+    mpo_kl_limit: float = 0.01
+    """Bound on E KL(π_MPO, π) that the temperature is trained to keep (mpo)."""
+    mpo_init_temperature: float = 1.0
+    """Temperature η of π_MPO at the first update (mpo)."""
+    mpo_dual_learning_rate: float = 0.01
+    """Adam step size of log η (mpo)."""
+    direct_mpo_weight: float = 1.0
+    """Weight of KL(π, π_prior) (direct_mpo)."""
+    cmpo_weight: float = 1.0
+    """λ, the weight of KL(π_CMPO, π) (muesli, cmpo)."""
+    clip_threshold: float | None = 1.0
+    """c, the clipping of normalised advantages inside π_CMPO; None does not clip."""
+    advantage_scale: float = 1.0
+    """Multiplies the advantages inside π_CMPO before clipping: the paper's robustness study."""
+    beta_loo: bool = True
+    """Action-dependent β-LOO baselines in the policy-gradient term."""
+    kl_samples: int | None = 16
+    """Actions sampled per state for the regulariser; None lists all actions (the exact KL)."""
+    sampled_normaliser: Literal["leave_one_out", "oracle"] = "leave_one_out"
+    """Where z of a sampled target comes from: the other samples, or all actions (an ablation)."""
+    z_init: float = 1.0
+    """The initial estimate that joins the leave-one-out normaliser."""
+    uniform_prior_weight: float = 0.003
+    """Share of the uniform policy in π_prior when forming a target."""
+    behaviour_prior_weight: float = 0.03
+    """Share of the behaviour policy in π_prior when forming a target."""
+
+
+UPDATE_DEFAULTS: dict[str, UpdateConfig] = {
+    "muesli": UpdateConfig(name="muesli"),
+    "cmpo": UpdateConfig(name="cmpo"),
+    "mpo": UpdateConfig(name="mpo"),
+    "direct_mpo": UpdateConfig(name="direct_mpo"),
+    "pg": UpdateConfig(name="pg", entropy_weight=0.003),
+    "trpo_penalty": UpdateConfig(name="trpo_penalty", entropy_weight=0.0003, trpo_weight=0.01),
+    "ppo": UpdateConfig(name="ppo", entropy_weight=0.0003),
+    "mcts": UpdateConfig(name="mcts"),
+}
+"""The paper's table of per-loss hyperparameters."""
+
+
+@dataclass(frozen=True)
+class ModelLossConfig:
+    """How the K-step predictions of the model are trained."""
+
+    unroll_steps: int = 5
+    """K, how many steps the model is unrolled from every state."""
+    value_weight: float = 0.25
+    """Weight of the value loss."""
+    reward_weight: float = 1.0
+    """Weight of the reward loss."""
+    policy_model: bool = True
+    """Train the model's policy predictions (for updates that have a target)."""
+    q_model: Literal["reward_value", "direct"] = "reward_value"
+    """Whether q̂ is r̂ + γ v̂, or predicted as one number."""
+    value_target: Literal["state_value", "return"] = "state_value"
+    """Train v̂_k towards v*_{t+k}, or towards the raw return G_{t+k}."""
+    root_value_in_mean: bool = True
+    """Average the root's value loss with the K unrolled ones; False adds it to their mean."""
+    absorbing: bool = False
+    """Past a terminated episode, train towards reward 0 and value 0 instead of masking."""
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """Adam, clipped updates, decoupled decay, and a rate that falls linearly."""
+
+    learning_rate: float = 3e-4
+    """Step size at the first update."""
+    final_learning_rate: float = 0.0
+    """Step size that the falling rate arrives at when the run is over."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    update_clip: float | None = 1.0
+    """Each parameter's Adam update is clipped to ± this; None does not clip."""
+    adam_b1: float = 0.9
+    """Decay of Adam's first moment."""
+    adam_b2: float = 0.999
+    """Decay of Adam's second moment."""
+    adam_epsilon: float = 1e-8
+    """Adam's ε."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The representation network, its core, and the model. Defaults: the paper's IMPALA network."""
+
+    maker: str = "default"
+    """Which entry of ``networks.NETWORKS`` builds the network."""
+    torso: Literal["mlp", "conv_small", "impala", "muzero"] = "impala"
+    """From an observation to features."""
+    torso_channels: tuple[int, ...] = (64, 128, 128, 64)
+    """Channels of each convolutional section, or units of each hidden layer of an mlp."""
+    torso_units: int = 512
+    """Units of the torso's last, fully connected layer."""
+    normalise_features: bool = False
+    """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
+    last_action_and_reward: bool = True
+    """Feed the last action and reward into the core."""
+    core: Literal["lstm", "none"] = "lstm"
+    """Memory between the torso and the heads."""
+    core_units: int = 512
+    """Units of the core."""
+    model: Literal["lstm", "muzero"] = "lstm"
+    """The model's dynamics."""
+    model_units: int = 1024
+    """Units of the dynamics LSTM, or of the last layer before the heads of the muzero dynamics."""
+    blocks: int = 16
+    """Residual blocks of the muzero torso, and of the muzero dynamics."""
+    model_planes: int = 256
+    """Planes of the muzero network."""
+    head_planes: int = 32
+    """Planes to which the muzero network is squeezed before its heads."""
+    downsample: bool = True
+    """Whether the muzero torso reduces 96×96 images to 6×6; False keeps a board's size."""
+    value_bins: int = 601
+    """Bins of the value support."""
+    value_max: float = 300.0
+    """The value support spans ± this, in squeezed units."""
+    reward_bins: int = 601
+    """Bins of the reward support."""
+    reward_max: float = 300.0
+    """The reward support spans ± this, in squeezed units."""
+    squash_actions: bool = True
+    """Continuous policies: squash actions by tanh."""
+    init_log_scale: float = 0.0
+    """Continuous policies: log of the initial standard deviation."""
+    min_log_scale: float = -5.0
+    """Continuous policies: lower bound of the log standard deviation."""
+    max_log_scale: float = 2.0
+    """Continuous policies: upper bound of the log standard deviation."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the network's arithmetic; parameters, losses and states stay float32."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Algorithm 1's own numbers."""
+
+    discount: float = 0.995
+    """γ between two steps; −1 for self-play."""
+    return_estimator: Literal["retrace", "vtrace", "q"] = "retrace"
+    """How G is estimated; "q" gives the policy gradient the model's value of the taken action."""
+    trace_lambda: float = 1.0
+    """λ of Retrace or V-trace."""
+    retrace_samples: int | None = 16
+    """Actions sampled from π for E_{A∼π} q̂; None lists all actions."""
+    baseline: Literal["value", "expected_q"] = "value"
+    """v̂_prior(s): the target network's value head, or Σ_a π_prior(a) q̂(s, a)."""
+    target_rate: float = 0.1
+    """α_target, the prior parameters' moving-average rate."""
+    moment_decay: float = 0.99
+    """β_var of the advantage moment."""
+    moment_epsilon: float = 1e-12
+    """ε_var under the square root."""
+    act_with: Literal["prior", "online", "cmpo", "q_softmax"] = "prior"
+    """Which policy acts while training."""
+    q_softmax_temperature: float = 1.0
+    """Temperature of acting by softmax of q̂, in standard deviations of the advantage."""
+    dynamics_gradient_scale: float = 1.0
+    """Scales the gradient flowing back through each step of the model (MuZero used 0.5)."""
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What a batch is made of. All sizes are global, over every device and host."""
+
+    batch_sequences: int = 96
+    """Sequences in one update."""
+    online_sequences: int = 24
+    """Of these, sequences fresh from the actors; the rest is replayed."""
+    sequence_length: int = 30
+    """T, trained records in a sequence (one more is stored to bootstrap from)."""
+    replay_capacity_steps: int = 6_000_000
+    """Steps the replay ring holds, over all environments."""
+    replay_min_steps: int = 0
+    """Steps to collect before the first update."""
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environment, and how many copies."""
+
+    name: str = "catch"
+    """An entry of ``muesli list envs``."""
+    num_envs: int = 24
+    """Copies that run at once; a multiple of ``batch.online_sequences``."""
+    frame_stack: int = 1
+    """Frames stacked along the last axis of an observation."""
+    reward_scale: float = 1.0
+    """Multiplies every reward the agent sees; reported returns are not scaled."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """When a run speaks, measures and saves. Counted in environment steps, never in seconds."""
+
+    log_every_steps: int = 10_000
+    """Steps between two lines of metrics."""
+    eval_every_steps: int = 100_000
+    """Steps between two evaluations; 0 evaluates only at the end."""
+    eval_episodes: int = 64
+    """Episodes of each evaluation."""
+    checkpoint_every_steps: int = 500_000
+    """Steps between two checkpoints; 0 saves only at the end."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints are kept, besides the best."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    seed: int = 0
+    """Everything random in the run follows from it."""
+    total_env_steps: int = 50_000_000
+    """Environment steps of the whole run; the learning rate reaches its end there."""
+    env: EnvConfig = EnvConfig()
+    network: NetworkConfig = NetworkConfig()
+    agent: AgentConfig = AgentConfig()
+    update: UpdateConfig = UpdateConfig()
+    model: ModelLossConfig = ModelLossConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    batch: BatchConfig = BatchConfig()
+    log: LogConfig = LogConfig()
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message names the field and what would be right."""
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise ConfigError(f"{field}: {message}")
+
+
+def validate(config: Config) -> None:
+    """Raises a ConfigError at the first field that cannot be right, whatever the environment."""
+    batch, agent, update, model = config.batch, config.agent, config.update, config.model
+    for field, value in (
+        ("total_env_steps", config.total_env_steps),
+        ("env.num_envs", config.env.num_envs),
+        ("batch.batch_sequences", batch.batch_sequences),
+        ("batch.online_sequences", batch.online_sequences),
+        ("batch.sequence_length", batch.sequence_length),
+        ("model.unroll_steps", model.unroll_steps),
+        ("log.log_every_steps", config.log.log_every_steps),
+        ("log.eval_episodes", config.log.eval_episodes),
+        ("log.keep_checkpoints", config.log.keep_checkpoints),
+    ):
+        _require(value >= 1, field, f"must be at least 1, got {value}")
+    for field, value in (
+        ("log.eval_every_steps", config.log.eval_every_steps),
+        ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
+        ("batch.replay_min_steps", batch.replay_min_steps),
+    ):
+        _require(value >= 0, field, f"must not be negative, got {value}")
+    for field, samples in (
+        ("update.kl_samples", update.kl_samples),
+        ("agent.retrace_samples", agent.retrace_samples),
+    ):
+        _require(
+            samples is None or samples >= 1, field, f"must be at least 1, or None, got {samples}"
+        )
+    for field, number, low, high in (
+        ("agent.discount", agent.discount, -1.0, 1.0),
+        ("agent.trace_lambda", agent.trace_lambda, 0.0, 1.0),
+        ("agent.target_rate", agent.target_rate, 0.0, 1.0),
+        ("update.uniform_prior_weight", update.uniform_prior_weight, 0.0, 1.0),
+        ("update.behaviour_prior_weight", update.behaviour_prior_weight, 0.0, 1.0),
+    ):
+        _require(low <= number <= high, field, f"must be in [{low:g}, {high:g}], got {number:g}")
+    _require(
+        0.0 <= agent.moment_decay < 1.0,
+        "agent.moment_decay",
+        f"must be in [0, 1), got {agent.moment_decay:g}",
+    )
+    _require(
+        update.uniform_prior_weight + update.behaviour_prior_weight <= 1.0,
+        "update.behaviour_prior_weight",
+        "must leave, with update.uniform_prior_weight, at most 1 in sum",
+    )
+    for field, number in (
+        ("optimiser.learning_rate", config.optimiser.learning_rate),
+        ("update.mpo_init_temperature", update.mpo_init_temperature),
+        ("update.mpo_kl_limit", update.mpo_kl_limit),
+        ("env.reward_scale", config.env.reward_scale),
+        ("network.value_max", config.network.value_max),
+        ("network.reward_max", config.network.reward_max),
+        ("agent.q_softmax_temperature", agent.q_softmax_temperature),
+    ):
+        _require(number > 0.0, field, f"must be positive, got {number:g}")
+    _require(
+        update.clip_threshold is None or update.clip_threshold > 0.0,
+        "update.clip_threshold",
+        f"must be positive, or None, got {update.clip_threshold}",
+    )
+    _validate_batch(config)
+
+
+def _validate_batch(config: Config) -> None:
+    batch, num_envs = config.batch, config.env.num_envs
+    _require(
+        batch.online_sequences <= batch.batch_sequences,
+        "batch.online_sequences",
+        f"must not exceed batch.batch_sequences ({batch.batch_sequences}), "
+        f"got {batch.online_sequences}",
+    )
+    _require(
+        num_envs % batch.online_sequences == 0,
+        "env.num_envs",
+        f"must be a multiple of batch.online_sequences ({batch.online_sequences}), got {num_envs}",
+    )
+    _require(
+        batch.sequence_length >= config.model.unroll_steps,
+        "batch.sequence_length",
+        f"must be at least model.unroll_steps ({config.model.unroll_steps}), "
+        f"got {batch.sequence_length}",
+    )
+    if batch.online_sequences < batch.batch_sequences:
+        chunk = num_envs * batch.sequence_length
+        smallest = max(2 * chunk, batch.batch_sequences * batch.sequence_length)
+        _require(
+            batch.replay_capacity_steps >= smallest,
+            "batch.replay_capacity_steps",
+            f"must be at least {smallest} to hold a batch and two chunks of every environment, "
+            f"got {batch.replay_capacity_steps}",
+        )
