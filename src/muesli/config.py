@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-UpdateName = Literal["muesli", "cmpo", "mpo", "direct_mpo", "pg", "trpo_penalty", "ppo", "mcts"]
-
 
 @dataclass(frozen=True)
 class UpdateConfig:
     """One policy update and its hyperparameters; an update reads only the fields it knows."""
 
-    name: UpdateName = "muesli"
+    name: str = "muesli"
     """Which entry of ``policy_updates.UPDATES`` trains the policy."""
     total_weight: float = 3.0
     """Multiplies the whole policy loss: policy gradient, regulariser and policy model together."""
@@ -267,6 +265,7 @@ def validate(config: Config) -> None:
     for field, value in (
         ("total_env_steps", config.total_env_steps),
         ("env.num_envs", config.env.num_envs),
+        ("env.frame_stack", config.env.frame_stack),
         ("batch.batch_sequences", batch.batch_sequences),
         ("batch.online_sequences", batch.online_sequences),
         ("batch.sequence_length", batch.sequence_length),
@@ -322,6 +321,11 @@ def validate(config: Config) -> None:
         "update.clip_threshold",
         f"must be positive, or None, got {update.clip_threshold}",
     )
+    _require(
+        not (agent.return_estimator == "vtrace" and update.beta_loo),
+        "update.beta_loo",
+        "must be False with agent.return_estimator vtrace, which has no action values",
+    )
     _validate_batch(config)
 
 
@@ -346,10 +350,12 @@ def _validate_batch(config: Config) -> None:
     )
     if batch.online_sequences < batch.batch_sequences:
         chunk = num_envs * batch.sequence_length
-        smallest = max(2 * chunk, batch.batch_sequences * batch.sequence_length)
+        # With frame stacks a full ring gives up its oldest chunk as well as its newest.
+        chunks = 2 if config.env.frame_stack == 1 else 3
+        smallest = max(chunks * chunk, batch.batch_sequences * batch.sequence_length)
         _require(
             batch.replay_capacity_steps >= smallest,
             "batch.replay_capacity_steps",
-            f"must be at least {smallest} to hold a batch and two chunks of every environment, "
+            f"must be at least {smallest}, a batch and {chunks} sequences of every environment, "
             f"got {batch.replay_capacity_steps}",
         )

@@ -92,12 +92,19 @@ def _normaliser(config: UpdateConfig) -> Normaliser:
 
 
 def prior_penalty(inputs: PolicyInputs, config: UpdateConfig) -> Array:
-    """KL(π, π_prior), []: in closed form, or as E_{π_prior}(ρ log ρ − ρ + 1) at the candidates."""
+    """KL(π, π_prior), []: in closed form, or as E_{π_prior}(x log x − x + 1) with x = π/π_prior.
+
+    The prior here is the target network's own policy; the candidates came from the mixed one, so
+    they are weighted by the ratio of the two.
+    """
     if config.kl_samples is None:
         return inputs.policy.kl(inputs.prior)
-    ratio = _candidate_ratio(inputs)
+    candidates = inputs.candidates
+    log_prior = jax.vmap(inputs.prior.log_prob)(candidates.actions)
+    ratio = importance_ratio(jax.vmap(inputs.policy.log_prob)(candidates.actions), log_prior)
     divergence = jax.scipy.special.xlogy(ratio, ratio) - ratio + 1.0
-    return jnp.sum(inputs.candidates.weights * divergence)
+    unmixed = importance_ratio(log_prior, candidates.log_prior)
+    return jnp.sum(candidates.weights * unmixed * divergence)
 
 
 def behaviour_penalty(inputs: PolicyInputs, config: UpdateConfig) -> Array:
@@ -134,7 +141,7 @@ def mpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
 
 
 def mpo_dual_gradient(mean_divergence: Array, config: UpdateConfig) -> Array:
-    """The descent direction of log η, []: (ε − E KL(π_MPO, π)) / ε.
+    """What descends log η, []: the gradient (ε − E KL(π_MPO, π)) / ε.
 
     The Lagrangian's slope in η is ε − E KL. A divergence above ε raises the temperature, which
     brings π_MPO back towards the prior.

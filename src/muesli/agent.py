@@ -1,0 +1,522 @@
+"""Algorithm 1: the agent as three pure functions, ``init``, ``act`` and ``update``.
+
+The agent does not know where it runs. Batches are batch-major, ``[B, T + 1, ...]``; networks are
+handed ``[T, B]``; the mathematics of ``ops``, ``policy_updates`` and ``losses`` is mapped over the
+batch here and nowhere else. No mesh axis is named: under ``jit`` with a sharded batch every mean
+below is the global one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from muesli.config import Config
+from muesli.diagnostics import diagnostics, masked_mean
+from muesli.distributions import Categorical, Policy
+from muesli.losses import ModelPredictions, model_losses, unroll_index
+from muesli.networks.network import Network, UnrollInputs
+from muesli.ops.moments import deviation, init_moment, update_moment
+from muesli.ops.returns import (
+    clipped_importance_ratio,
+    importance_ratio,
+    retrace,
+    vtrace,
+)
+from muesli.ops.targets import (
+    all_actions,
+    clip_advantages,
+    cmpo_policy,
+    log_normaliser,
+    mix_prior,
+    sampled_actions,
+)
+from muesli.ops.values import Support, decode
+from muesli.optim import clipped_share, make_optimiser
+from muesli.policy_updates import UPDATES, mpo_dual_gradient
+from muesli.types import (
+    ActorState,
+    AgentState,
+    Array,
+    Candidates,
+    EnvSpec,
+    Metrics,
+    Moment,
+    PolicyInputs,
+    PRNGKey,
+    PyTree,
+    ReturnEstimates,
+    RootOutput,
+    Targets,
+    TimeStep,
+    Trajectory,
+    is_first,
+    is_last,
+)
+
+
+class Acting(NamedTuple):
+    """What an actor needs of the agent. params: of the network that acts; sigma: [] f32."""
+
+    params: PyTree
+    sigma: Array
+
+
+class Dual(NamedTuple):
+    """MPO's dual variable. log_temperature: [] f32; optimiser: its own Adam state."""
+
+    log_temperature: Array
+    optimiser: PyTree
+
+
+class Agent(NamedTuple):
+    """The agent as pure functions.
+
+    init(key) -> AgentState; initial_actor(batch) -> ActorState [B]; acting(AgentState) -> Acting;
+    act(Acting, TimeStep [B], ActorState [B], keys [B]) -> (action [B], behaviour [B], ActorState);
+    update(AgentState, Trajectory [B, T + 1], key) -> (AgentState, metrics).
+    """
+
+    init: Callable[[PRNGKey], AgentState]
+    initial_actor: Callable[[int], ActorState]
+    acting: Callable[[AgentState], Acting]
+    act: Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
+    update: Callable[[AgentState, Trajectory, PRNGKey], tuple[AgentState, Metrics]]
+
+
+def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: int) -> Agent:
+    """The agent of ``config`` on ``network`` for an environment of ``spec``."""
+    optimiser = make_optimiser(config.optimiser, total_updates)
+    dual_optimiser = optax.adam(config.update.mpo_dual_learning_rate)
+    policy_update = UPDATES[config.update.name]
+    reward_support, value_support = supports(config)
+
+    def init(key: PRNGKey) -> AgentState:
+        params = network.init(key)
+        log_temperature = jnp.log(jnp.float32(config.update.mpo_init_temperature))
+        return AgentState(
+            online=params,
+            prior=jax.tree.map(jnp.copy, params),
+            optimiser=optimiser.init(params),
+            moment=init_moment(),
+            dual=Dual(log_temperature, dual_optimiser.init(log_temperature)),
+            normaliser=None,
+            step=jnp.zeros((), jnp.int32),
+        )
+
+    def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
+        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Metrics]]:
+            # Form the minibatch's predictions, with gradients (online) and without (prior).
+            online = unroll(network, params, batch)
+            prior = unroll(network, state.prior, batch)
+            # Returns, the advantage moment, normalised advantages: all that losses hold constant.
+            targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
+            targets = jax.lax.stop_gradient(targets)
+            # L_PG+CMPO (or another policy loss) in every state.
+            inputs = targets.policy._replace(policy=online.policy)
+            policy = jax.vmap(jax.vmap(lambda x: policy_update(x, config.update)))(inputs)
+            # L_m, L_v and L_r of the model unrolled from every state.
+            predictions = unroll_model(network, params, batch, online, config)
+            model = jax.vmap(
+                lambda p, t, pi: model_losses(p, t, pi, config.model, reward_support, value_support)
+            )(predictions, targets, policy.target)
+            losses = {
+                "policy": policy.loss[:, :-1],
+                "policy_model": model.policy,
+                "value": model.value,
+                "reward": model.reward,
+            }
+            weights = loss_weights(config)
+            assert set(losses) == set(weights)
+            trained = ~is_last(targets.step_type[:, :-1])
+            losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
+            total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
+            metrics = {f"loss_{name}": loss for name, loss in losses.items()}
+            metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
+            metrics |= diagnostics(config, inputs, prior, targets, model, moment, value_support)
+            return total, (moment, metrics)
+
+        (total, (moment, metrics)), gradients = jax.value_and_grad(loss_fn, has_aux=True)(
+            state.online
+        )
+        updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.online)
+        online = optax.apply_updates(state.online, updates)
+        rate = config.agent.target_rate
+        prior = jax.tree.map(lambda p, o: (1.0 - rate) * p + rate * o, state.prior, online)
+        dual = state.dual
+        if config.update.name == "mpo":
+            dual = update_dual(dual, metrics["loss_mpo"])
+        metrics |= {
+            "loss_total": total,
+            "gradient_norm": optax.tree.norm(gradients),
+            "update_clip_share": clipped_share(optimiser_state),
+            "mpo_temperature": jnp.exp(dual.log_temperature),
+        }
+        state = AgentState(
+            online,
+            prior,
+            optimiser_state,
+            moment,
+            dual,
+            state.normaliser,
+            state.step + 1,
+        )
+        return state, metrics
+
+    def update_dual(dual: Dual, divergence: Array) -> Dual:
+        gradient = mpo_dual_gradient(divergence, config.update)
+        step, optimiser_state = dual_optimiser.update(gradient, dual.optimiser)
+        return Dual(optax.apply_updates(dual.log_temperature, step), optimiser_state)
+
+    def acting(state: AgentState) -> Acting:
+        params = state.online if config.agent.act_with == "online" else state.prior
+        # Before the first update there is no moment yet: the advantages are left as they are.
+        sigma = deviation(state.moment, config.agent.moment_epsilon)
+        return Acting(params, jnp.where(state.step > 0, sigma, 1.0))
+
+    return Agent(
+        init=init,
+        initial_actor=lambda batch: initial_actor(spec, network, batch),
+        acting=acting,
+        act=make_act(spec, network, config, config.agent.act_with),
+        update=update,
+    )
+
+
+# --- acting ---------------------------------------------------------------------------------
+
+
+def initial_actor(spec: EnvSpec, network: Network, batch: int) -> ActorState:
+    """Actors before their first step: [B]."""
+    if spec.num_actions is None:
+        action = jnp.zeros((batch, spec.action_size), jnp.float32)
+    else:
+        action = jnp.zeros((batch,), jnp.int32)
+    return ActorState(network.initial_state(batch), action, jnp.zeros((batch,), jnp.float32))
+
+
+def make_act(
+    spec: EnvSpec, network: Network, config: Config, act_with: str, greedy: bool = False
+) -> Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]:
+    """The acting function of one mode: "prior" and "online" sample the network's policy,
+    "cmpo" its improvement by the model, "q_softmax" the model's action values alone.
+    """
+    if spec.num_actions is None and act_with in ("cmpo", "q_softmax"):
+        raise ValueError(f"agent.act_with: {act_with} needs a finite set of actions")
+
+    def act(
+        acting: Acting, timestep: TimeStep, actor: ActorState, keys: Array
+    ) -> tuple[Array, Policy, ActorState]:
+        inputs = UnrollInputs(
+            observation=timestep.observation,
+            legal_actions=timestep.legal_actions,
+            last_action=actor.last_action,
+            last_reward=actor.last_reward,
+            first=is_first(timestep.step_type),
+        )
+        one_step = jax.tree.map(lambda x: x[None], inputs)
+        root, recurrent = network.unroll(acting.params, one_step, actor.recurrent)
+        root = jax.tree.map(lambda x: x[0], root)
+        policy = improve(acting, root)
+        if greedy:
+            action = policy.mode()
+        else:
+            action = jax.vmap(lambda p, key: p.sample(key))(policy, keys)
+        return action, policy, ActorState(recurrent, action, actor.last_reward)
+
+    def improve(acting: Acting, root: RootOutput) -> Policy:
+        if act_with not in ("cmpo", "q_softmax"):
+            return root.policy
+        assert isinstance(root.policy, Categorical)
+        batch = root.policy.logits.shape[0]
+        actions = jnp.broadcast_to(jnp.arange(spec.num_actions), (batch, spec.num_actions))
+        q = look_ahead(network, config, acting.params, root.embedding, actions)
+        if act_with == "q_softmax":
+            logits = q / (acting.sigma * config.agent.q_softmax_temperature)
+            legal = root.policy.log_probs() > -1e29
+            return Categorical.masked(logits, legal)
+        value = decode(root.value_logits, supports(config)[1])
+        advantages = config.update.advantage_scale * (q - value[:, None]) / acting.sigma
+        return cmpo_policy(root.policy, advantages, config.update.clip_threshold)
+
+    return act
+
+
+# --- predictions ----------------------------------------------------------------------------
+
+
+def supports(config: Config) -> tuple[Support, Support]:
+    """The reward and value supports of the configured network."""
+    net = config.network
+    return (
+        Support(-net.reward_max, net.reward_max, net.reward_bins),
+        Support(-net.value_max, net.value_max, net.value_bins),
+    )
+
+
+def loss_weights(config: Config) -> dict[str, float]:
+    """The weight of every term of L_total."""
+    return {
+        "policy": config.update.total_weight,
+        "policy_model": config.update.total_weight,
+        "value": config.model.value_weight,
+        "reward": config.model.reward_weight,
+    }
+
+
+def _swap(tree: PyTree) -> PyTree:
+    """Batch-major to time-major and back."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
+
+
+def unroll(network: Network, params: PyTree, batch: Trajectory) -> RootOutput:
+    """The representation network along every sequence, from its stored start: [B, T + 1]."""
+    records = batch.transitions
+    previous = lambda start, x: jnp.concatenate([start[:, None], x[:, :-1]], axis=1)  # noqa: E731
+    inputs = UnrollInputs(
+        observation=records.observation,
+        legal_actions=records.legal_actions,
+        last_action=previous(batch.start.last_action, records.action),
+        last_reward=previous(batch.start.last_reward, records.reward),
+        first=is_first(records.step_type),
+    )
+    root, _ = network.unroll(params, _swap(inputs), batch.start.recurrent)
+    return _swap(root)
+
+
+def unroll_model(
+    network: Network, params: PyTree, batch: Trajectory, root: RootOutput, config: Config
+) -> ModelPredictions:
+    """The model unrolled K steps from every trained record with the actions taken: [B, T, K]."""
+    steps, gradient_scale = config.model.unroll_steps, config.agent.dynamics_gradient_scale
+    batch_size, length = (
+        batch.transitions.reward.shape[0],
+        batch.transitions.reward.shape[1] - 1,
+    )
+    flat = lambda x: x[:, :-1].reshape((batch_size * length, *x.shape[2:]))  # noqa: E731
+    start = jax.tree.map(flat, root.embedding)
+    actions = batch.transitions.action[:, unroll_index(length, steps) - 1]
+    actions = jnp.moveaxis(actions, 2, 0).reshape((steps, batch_size * length, *actions.shape[3:]))
+
+    def step(embedding: PyTree, action: Array) -> tuple[PyTree, PyTree]:
+        output = network.model_step(params, embedding, action)
+        return scale_gradient(output.embedding, gradient_scale), (
+            output.reward_logits,
+            output.value_logits,
+            output.policy,
+        )
+
+    _, outputs = jax.lax.scan(step, start, actions)
+
+    def arrange(x: Array) -> Array:
+        return jnp.moveaxis(x, 0, 1).reshape((batch_size, length, steps, *x.shape[2:]))
+
+    reward_logits, value_logits, policy = jax.tree.map(arrange, outputs)
+    return ModelPredictions(reward_logits, value_logits, policy, root.value_logits[:, :-1])
+
+
+def scale_gradient(tree: PyTree, scale: float) -> PyTree:
+    """The same values, with the gradient that flows back through them multiplied by ``scale``."""
+    if scale == 1.0:
+        return tree
+    return jax.tree.map(lambda x: scale * x + (1.0 - scale) * jax.lax.stop_gradient(x), tree)
+
+
+def look_ahead(
+    network: Network, config: Config, params: PyTree, embedding: PyTree, actions: Array
+) -> Array:
+    """q̂(s, a) = r̂_1(s, a) + γ v̂_1(s, a) in real units: [M, N]. actions: [M, N]."""
+    reward_support, value_support = supports(config)
+    reward_logits, value_logits = network.look_ahead(params, embedding, actions)
+    value = decode(value_logits, value_support)
+    if config.model.q_model == "direct":
+        return value
+    return decode(reward_logits, reward_support) + config.agent.discount * value
+
+
+# --- targets --------------------------------------------------------------------------------
+
+
+class _ActionValues(NamedTuple):
+    """q̂_prior where it is needed, each [B, T + 1, ...].
+
+    taken: [B, T1]; expected: [B, T1], E_{A∼π} q̂; candidates: [B, T1, N]; every: [B, T1, A] or None.
+    """
+
+    taken: Array
+    expected: Array
+    candidates: Array
+    every: Array | None
+
+
+def make_targets(
+    network: Network,
+    config: Config,
+    spec: EnvSpec,
+    state: AgentState,
+    batch: Trajectory,
+    online: RootOutput,
+    prior: RootOutput,
+    key: PRNGKey,
+) -> tuple[Targets, Moment]:
+    """Everything the losses hold constant, batch-major, and the updated advantage moment."""
+    records = batch.transitions
+    key_kl, key_retrace = jax.random.split(key)
+    behaviour = _with_prior_at_bootstrap(records.behaviour, prior.policy)
+    mixed = mix_prior(
+        prior.policy,
+        behaviour,
+        config.update.uniform_prior_weight,
+        config.update.behaviour_prior_weight,
+    )
+    actions, weights, log_prior = _candidate_actions(mixed, key_kl, config.update.kl_samples)
+    q = _action_values(
+        network, config, spec, state.prior, prior.embedding, records.action, actions,
+        online.policy, key_retrace,
+    )  # fmt: skip
+
+    # v̂_prior, the baseline.
+    value = decode(prior.value_logits, supports(config)[1])
+    if config.agent.baseline == "expected_q":
+        value = jnp.sum(weights * q.candidates, axis=-1)
+
+    # G and v*, bootstrapping from q̂_prior.
+    log_pi = online.policy.log_prob(records.action)
+    log_behaviour = behaviour.log_prob(records.action)
+    rewards = records.reward[:, :-1]
+    discounts = config.agent.discount * records.discount[:, :-1]
+    ratio = importance_ratio(log_pi, log_behaviour)[:, :-1]
+    returns = _estimate_returns(config, q, value, rewards, discounts, ratio, records.step_type)
+    policy_returns = q.taken[:, :-1] if config.agent.return_estimator == "q" else returns.returns
+
+    # var := β var + (1 − β) mean (G − v̂)², and the normalised advantages.
+    trained = ~is_last(records.step_type[:, :-1])
+    errors = policy_returns - value[:, :-1]
+    moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
+    sigma = deviation(moment, config.agent.moment_epsilon)
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, 1)))  # noqa: E731
+    candidates = Candidates(
+        actions, weights, log_prior, (q.candidates - value[..., None]) / sigma, None
+    )
+    if config.update.sampled_normaliser == "oracle" and config.update.kl_samples is not None:
+        assert q.every is not None and isinstance(mixed, Categorical)
+        advantages = config.update.advantage_scale * (q.every - value[..., None]) / sigma
+        gains = clip_advantages(advantages, config.update.clip_threshold)
+        log_z = jax.vmap(jax.vmap(log_normaliser))(gains, mixed.probs())
+        candidates = candidates._replace(log_z=log_z)
+    inputs = PolicyInputs(
+        policy=None,
+        prior=prior.policy,
+        behaviour=behaviour,
+        action=records.action,
+        advantage=pad(errors) / sigma,
+        q_advantage=(q.taken - value) / sigma,
+        rho=clipped_importance_ratio(log_pi, log_behaviour),
+        candidates=candidates,
+        temperature=jnp.broadcast_to(jnp.exp(state.dual.log_temperature), value.shape),
+    )
+    values, valid = _value_targets(config, returns, records.step_type)
+    targets = Targets(returns.returns, values, valid, rewards, discounts, records.step_type, inputs)
+    return targets, moment
+
+
+def _with_prior_at_bootstrap(behaviour: Policy, prior: Policy) -> Policy:
+    """The behaviour policy, with the prior in its place at the bootstrap record, where the actor
+    has not yet chosen.
+    """
+    return jax.tree.map(lambda b, p: jnp.concatenate([b[:, :-1], p[:, -1:]], 1), behaviour, prior)
+
+
+def _candidate_actions(
+    mixed: Policy, key: PRNGKey, num_samples: int | None
+) -> tuple[Array, Array, Array]:
+    """Candidates of every state: actions, weights and log π_prior, each [B, T + 1, N, ...]."""
+    if num_samples is None:
+        if not isinstance(mixed, Categorical):
+            raise ValueError("update.kl_samples: continuous actions need a number of samples")
+        return jax.vmap(jax.vmap(all_actions))(mixed)
+    shape = jax.tree.leaves(mixed)[0].shape[:2]
+    sample = lambda policy, k: sampled_actions(policy, k, num_samples)  # noqa: E731
+    return jax.vmap(jax.vmap(sample))(mixed, jax.random.split(key, shape))
+
+
+def _action_values(
+    network: Network,
+    config: Config,
+    spec: EnvSpec,
+    params: PyTree,
+    embedding: PyTree,
+    taken: Array,
+    candidates: Array,
+    policy: Policy,
+    key: PRNGKey,
+) -> _ActionValues:
+    """q̂ at the action taken, at the candidates and in expectation under π, with one look-ahead.
+
+    Where there are fewer actions than samples, every action is looked at once and the samples are
+    read from that.
+    """
+    samples = config.agent.retrace_samples
+    if samples is not None:
+        drawn = jnp.moveaxis(policy.sample(key, (samples,)), 0, 2)
+    wanted = 1 + candidates.shape[2] + (samples or 0)
+    exact = samples is None or config.update.kl_samples is None
+    oracle = config.update.sampled_normaliser == "oracle" and config.update.kl_samples is not None
+    shape = taken.shape[:2]
+    flatten = lambda x: x.reshape((-1, *x.shape[2:]))  # noqa: E731
+    flat_embedding = jax.tree.map(flatten, embedding)
+
+    if spec.num_actions is not None and (exact or oracle or spec.num_actions <= wanted):
+        everything = jnp.broadcast_to(jnp.arange(spec.num_actions), (*shape, spec.num_actions))
+        every = look_ahead(network, config, params, flat_embedding, flatten(everything))
+        every = every.reshape(everything.shape)
+        at = lambda a: jnp.take_along_axis(every, a, axis=2)  # noqa: E731
+        assert isinstance(policy, Categorical)
+        expected = jnp.sum(policy.probs() * every, 2) if samples is None else at(drawn).mean(2)
+        of_candidates = every if config.update.kl_samples is None else at(candidates)
+        return _ActionValues(at(taken[..., None])[..., 0], expected, of_candidates, every)
+
+    if samples is None:
+        raise ValueError("agent.retrace_samples: continuous actions need a number of samples")
+    actions = jnp.concatenate([taken[:, :, None], drawn, candidates], axis=2)
+    values = look_ahead(network, config, params, flat_embedding, flatten(actions))
+    values = values.reshape((*shape, wanted))
+    return _ActionValues(
+        values[..., 0],
+        values[..., 1 : 1 + samples].mean(2),
+        values[..., 1 + samples :],
+        None,
+    )
+
+
+def _estimate_returns(
+    config: Config,
+    q: _ActionValues,
+    value: Array,
+    rewards: Array,
+    discounts: Array,
+    ratio: Array,
+    step_type: Array,
+) -> ReturnEstimates:
+    """G and v* along every sequence: Retrace from q̂, or V-trace from v̂."""
+    trace = config.agent.trace_lambda
+    if config.agent.return_estimator == "vtrace":
+        return jax.vmap(partial(vtrace, lambda_=trace))(value, rewards, discounts, ratio, step_type)
+    return jax.vmap(partial(retrace, lambda_=trace))(
+        q.taken[:, :-1], q.expected, rewards, discounts, ratio, step_type
+    )
+
+
+def _value_targets(
+    config: Config, returns: ReturnEstimates, step_type: Array
+) -> tuple[Array, Array]:
+    """Targets of the value predictions and where they exist, each [B, T + 1]."""
+    if config.model.value_target == "state_value":
+        return returns.values, jnp.ones_like(step_type, bool)
+    padded = jnp.pad(returns.returns, ((0, 0), (0, 1)))
+    return padded, (~is_last(step_type)).at[:, -1].set(False)

@@ -1,0 +1,78 @@
+"""``muesli list`` and ``muesli doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import muesli
+
+WHAT = ("presets", "envs", "updates", "networks")
+
+
+def list_command(argv: Sequence[str]) -> int:
+    """``muesli list presets|envs|updates|networks [--json]``."""
+    parser = argparse.ArgumentParser(prog="muesli list", allow_abbrev=False)
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("--json", action="store_true", help="one JSON array on the last line")
+    args = parser.parse_args(list(argv))
+    entries = [{"name": name, "summary": _summary(entry)} for name, entry in _family(args.what)]
+    if args.json:
+        print(json.dumps(entries))
+        return 0
+    width = max(len(e["name"]) for e in entries)
+    for entry in entries:
+        print(f"{entry['name']:<{width}}  {entry['summary']}")
+    return 0
+
+
+def _family(what: str) -> list[tuple[str, Any]]:
+    if what == "presets":
+        from muesli.presets import PRESETS
+
+        return list(PRESETS.items())
+    if what == "envs":
+        from muesli.envs import ENVS
+
+        return list(ENVS.items())
+    if what == "updates":
+        from muesli.policy_updates import UPDATES
+
+        return list(UPDATES.items())
+    from muesli.networks import NETWORKS
+
+    return list(NETWORKS.items())
+
+
+def _summary(entry: Any) -> str:
+    function = entry.func if isinstance(entry, partial) else entry
+    return (inspect.getdoc(function) or "").split("\n")[0]
+
+
+def doctor_command(argv: Sequence[str]) -> int:
+    """``muesli doctor``: what this machine can do."""
+    argparse.ArgumentParser(prog="muesli doctor").parse_args(list(argv))
+    import jax
+
+    print(f"muesli {muesli.__version__}, Python {platform.python_version()}, jax {jax.__version__}")
+    for device in jax.devices():
+        print(f"device {device.id}: {device.device_kind} ({device.platform})")
+    extras = {"atari": "ale_py", "gym": "gymnasium", "mujoco": "mujoco", "cluster": "ray",
+              "track": "wandb"}  # fmt: skip
+    for extra, module in extras.items():
+        if importlib.util.find_spec(module):
+            print(f"extra {extra}: installed")
+        else:
+            print(f"extra {extra}: missing (pip install 'muesli-rl[{extra}]')")
+    total = jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((256, 256)))
+    healthy = float(total) == 256.0**3
+    print("a jitted product is right" if healthy else "a jitted product is WRONG")
+    sys.stdout.flush()
+    return 0 if healthy else 1

@@ -1,0 +1,75 @@
+"""``muesli COMMAND …``: finds the command and hands it the rest of the line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+import muesli
+
+# Command -> (module, one line of help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("muesli.cli.train", "train an agent: muesli train [PRESET] [--field VALUE ...]"),
+    "resume": ("muesli.cli.train", "continue a run: muesli resume RUN_DIR"),
+    "eval": ("muesli.cli.play", "play fresh episodes: muesli eval RUN_DIR [--episodes N] [--json]"),
+    "record": ("muesli.cli.play", "make a video: muesli record RUN_DIR [-o FILE.mp4]"),
+    "plot": ("muesli.cli.plot", "draw curves: muesli plot RUN_DIR... [-o FILE.png]"),
+    "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks"),
+    "doctor": ("muesli.cli.info", "what this machine can do"),
+    "bench": ("muesli.cli.bench", "throughput: muesli bench [PRESET]"),
+}
+
+USAGE_ERROR = 2
+
+
+class UsageError(Exception):
+    """Bad input: printed as one line, exit code 2."""
+
+
+def usage() -> str:
+    """The text of ``muesli --help``."""
+    lines = [
+        "usage: muesli COMMAND [OPTIONS]",
+        "",
+        "Policy optimisation as in 'Muesli: Combining Improvements in Policy Optimization'.",
+        "",
+        "commands:",
+    ]
+    lines += [f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "'muesli COMMAND --help' says more; 'muesli --version' prints the version."]
+    return "\n".join(lines)
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """' (did you mean X?)' for the nearest choice, or nothing."""
+    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"muesli {muesli.__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        print(f"muesli: unknown command '{name}'{nearest(name, list(COMMANDS))}", file=sys.stderr)
+        return USAGE_ERROR
+    from muesli.config import ConfigError
+
+    module = importlib.import_module(COMMANDS[name][0])
+    try:
+        return int(getattr(module, f"{name}_command")(arguments[1:]))
+    except (UsageError, ConfigError) as error:
+        print(f"muesli {name}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

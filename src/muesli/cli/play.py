@@ -1,0 +1,72 @@
+"""``muesli eval`` and ``muesli record``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from muesli.cli.main import UsageError
+
+ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "random")
+
+
+def eval_command(argv: Sequence[str]) -> int:
+    """``muesli eval RUN_DIR [--episodes N] [--act-with MODE] [--greedy] [--seed N] [--json]``."""
+    parser = argparse.ArgumentParser(prog="muesli eval", allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--act-with", choices=ACT_WITH, default="prior")
+    parser.add_argument("--greedy", action="store_true", help="take the most probable action")
+    parser.add_argument("--best", action="store_true", help="the checkpoint that evaluated best")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args(list(argv))
+    if args.episodes < 1:
+        raise UsageError(f"--episodes: must be at least 1, got {args.episodes}")
+
+    from muesli.runners.train import summarise
+
+    player = _load(args.run_dir, args.best)
+    result = summarise(*player.evaluate(args.episodes, args.act_with, args.greedy, args.seed))
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"return {result['return_mean']:.3f} ± {result['return_stderr']:.3f} "
+            f"over {result['episodes']} episodes of {result['length_mean']:.1f} steps"
+        )
+    return 0
+
+
+def record_command(argv: Sequence[str]) -> int:
+    """``muesli record RUN_DIR [-o FILE.mp4] [--episodes N] [--seed N]``."""
+    parser = argparse.ArgumentParser(prog="muesli record", allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--episodes", type=int, default=3)
+    parser.add_argument("--max-steps", type=int, default=1000, help="frames at most")
+    parser.add_argument("--fps", type=int, default=15)
+    parser.add_argument("--best", action="store_true", help="the checkpoint that evaluated best")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(list(argv))
+    output = args.output or args.run_dir / "video.mp4"
+
+    from muesli.video import record
+
+    player = _load(args.run_dir, args.best)
+    frames = record(player, output, args.episodes, args.max_steps, args.fps, args.seed)
+    print(f"{output}: {frames} frames")
+    return 0
+
+
+def _load(run_dir: Path, best: bool) -> Any:
+    from muesli.checkpoint import CheckpointError
+    from muesli.runners.player import load
+
+    try:
+        return load(run_dir, best)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error

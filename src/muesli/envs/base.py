@@ -1,0 +1,117 @@
+"""What an environment is to us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from muesli.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep, is_last
+
+
+class JaxEnv(NamedTuple):
+    """One copy of an environment as pure functions.
+
+    spec: EnvSpec; reset(key) -> (state, TimeStep); step(state, action, key) -> (state, TimeStep),
+    never called on a LAST time step; render(observation) -> [H, W, 3] u8, a NumPy picture.
+    """
+
+    spec: EnvSpec
+    reset: Callable[[PRNGKey], tuple[PyTree, TimeStep]]
+    step: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]]
+    render: Callable[[np.ndarray], np.ndarray]
+
+
+def first(observation: PyTree, legal_actions: Array | None = None) -> TimeStep:
+    """The first time step of an episode."""
+    return TimeStep(
+        observation,
+        jnp.zeros((), jnp.float32),
+        jnp.ones((), jnp.float32),
+        jnp.asarray(StepType.FIRST, jnp.int32),
+        legal_actions,
+    )
+
+
+def later(
+    observation: PyTree,
+    reward: Array,
+    terminated: Array,
+    truncated: Array | bool = False,
+    legal_actions: Array | None = None,
+) -> TimeStep:
+    """A time step after an action: MID, or LAST when the episode terminated or was truncated."""
+    ended = jnp.logical_or(terminated, truncated)
+    return TimeStep(
+        observation,
+        jnp.asarray(reward, jnp.float32),
+        jnp.where(terminated, 0.0, 1.0).astype(jnp.float32),
+        jnp.where(ended, StepType.LAST, StepType.MID).astype(jnp.int32),
+        legal_actions,
+    )
+
+
+def auto_reset_step(
+    env: JaxEnv, state: PyTree, timestep: TimeStep, action: Array, key: PRNGKey
+) -> tuple[PyTree, TimeStep]:
+    """One step of one copy; after a LAST time step the action is ignored and an episode begins."""
+    stepped = env.step(state, action, key)
+    fresh = env.reset(key)
+    ended = is_last(timestep.step_type)
+    return jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, stepped)
+
+
+def stack_frames(env: JaxEnv, frames: int) -> JaxEnv:
+    """The same environment with the last ``frames`` observations along the last axis, newest last.
+
+    Before an episode's first frame there is that frame again.
+    """
+    shape = env.spec.observation_shape
+    spec = env.spec._replace(observation_shape=(*shape[:-1], shape[-1] * frames))
+
+    def reset(key: PRNGKey) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.reset(key)
+        stack = jnp.concatenate([timestep.observation] * frames, axis=-1)
+        return (state, stack), timestep._replace(observation=stack)
+
+    def step(state: PyTree, action: Array, key: PRNGKey) -> tuple[PyTree, TimeStep]:
+        inner, stack = state
+        inner, timestep = env.step(inner, action, key)
+        stack = jnp.concatenate([stack[..., shape[-1] :], timestep.observation], axis=-1)
+        return (inner, stack), timestep._replace(observation=stack)
+
+    def render(observation: np.ndarray) -> np.ndarray:
+        return env.render(observation[..., -shape[-1] :])
+
+    return JaxEnv(spec, reset, step, render)
+
+
+_PALETTE = (
+    np.array(
+        [
+            [76, 114, 176],
+            [221, 132, 82],
+            [85, 168, 104],
+            [196, 78, 82],
+            [129, 114, 179],
+            [147, 120, 96],
+            [218, 139, 195],
+            [140, 140, 140],
+            [204, 185, 116],
+            [100, 181, 205],
+        ]
+    )
+    .astype(np.uint8)
+)  # fmt: skip
+
+
+def render_planes(observation: np.ndarray) -> np.ndarray:
+    """A picture of an observation made of planes [H, W, C]: one colour per plane."""
+    planes = np.asarray(observation, np.float32)
+    picture = np.full((*planes.shape[:2], 3), 24, np.uint8)
+    for plane in range(planes.shape[-1]):
+        picture[planes[..., plane] > 0] = _PALETTE[plane % len(_PALETTE)]
+    return picture

@@ -1,0 +1,131 @@
+"""The model's dynamics: from a state of the model and an action to its next state.
+
+Each dynamics offers ``start`` (from the representation's features), ``step`` (one action per state)
+and ``expand`` (N actions per state, sharing whatever does not depend on the action). Model states
+keep one flat batch axis ``[M, ...]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from muesli.config import NetworkConfig
+from muesli.networks.layers import Dtype, Lstm, PreActivationBlock, conv, linear
+from muesli.networks.torsos import scale_planes
+from muesli.types import Array, EnvSpec, PyTree
+
+
+def encode_action(action: Array, spec: EnvSpec, dtype: Dtype) -> Array:
+    """One-hot for discrete actions, the vector itself for continuous ones: [..., size]."""
+    if spec.num_actions is None:
+        return action.astype(dtype)
+    return jax.nn.one_hot(action, spec.num_actions, dtype=dtype)
+
+
+class LstmDynamics(nnx.Module):
+    """One LSTM layer over actions; its cell starts as a linear map of the features."""
+
+    def __init__(
+        self,
+        features: tuple[int, ...],
+        spec: EnvSpec,
+        config: NetworkConfig,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = jnp.dtype(config.compute_dtype)
+        self.spec = spec
+        self.enter = linear(features[-1], config.model_units, self.dtype, rngs)
+        discrete = spec.num_actions is not None
+        self.lstm = Lstm(spec.action_inputs, config.model_units, self.dtype, rngs, discrete)
+        self.out_size = config.model_units
+
+    def start(self, features: Array) -> PyTree:
+        cell = self.enter(features).astype(jnp.float32)
+        return cell, jnp.tanh(cell)
+
+    def step(self, state: PyTree, action: Array) -> tuple[PyTree, Array]:
+        cell, hidden = state
+        gates = self.lstm.from_hidden(hidden) + self._from_action(action)
+        cell, hidden = self.lstm.advance(cell, gates)
+        return (cell, hidden), hidden
+
+    def expand(self, state: PyTree, actions: Array) -> Array:
+        cell, hidden = state
+        shared = self.lstm.from_hidden(hidden)[:, None]
+        _, outputs = self.lstm.advance(cell[:, None], shared + self._from_action(actions))
+        return outputs
+
+    def _from_action(self, action: Array) -> Array:
+        return self.lstm.from_input(encode_action(action, self.spec, self.dtype))
+
+
+class MuZeroDynamics(nnx.Module):
+    """Residual blocks over planes of state and action.
+
+    On a board whose actions are its points and a pass, an action is one marked point (and a plane
+    that is full for the pass); elsewhere it is one full plane out of as many as there are actions.
+    """
+
+    def __init__(
+        self,
+        features: tuple[int, ...],
+        spec: EnvSpec,
+        config: NetworkConfig,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = jnp.dtype(config.compute_dtype)
+        self.spec = spec
+        height, width, planes = features
+        self.board = (height, width)
+        self.is_board = spec.num_actions in (height * width, height * width + 1)
+        inputs = 2 if self.is_board else spec.action_inputs
+        self.from_state = conv(planes, planes, 3, self.dtype, rngs)
+        self.from_action = conv(inputs, planes, 3, self.dtype, rngs)
+        self.tower = nnx.List(
+            [PreActivationBlock(planes, self.dtype, rngs) for _ in range(config.blocks)]
+        )
+        self.squeeze_planes = conv(planes, config.head_planes, 1, self.dtype, rngs)
+        self.out = linear(height * width * config.head_planes, config.model_units, self.dtype, rngs)
+        self.out_size = config.model_units
+
+    def start(self, features: Array) -> PyTree:
+        return features
+
+    def step(self, state: PyTree, action: Array) -> tuple[PyTree, Array]:
+        planes = self.from_state(state) + self.from_action(self._action_planes(action))
+        state = self._advance(planes)
+        return state, self.read(state)
+
+    def expand(self, state: PyTree, actions: Array) -> Array:
+        flat = actions.reshape((-1, *actions.shape[2:]))
+        moved = self.from_action(self._action_planes(flat))
+        shared = jnp.repeat(self.from_state(state), actions.shape[1], axis=0)
+        outputs = self.read(self._advance(shared + moved))
+        return outputs.reshape((*actions.shape[:2], -1))
+
+    def read(self, state: Array) -> Array:
+        """Features for the heads: [M, H, W, planes] -> [M, units]."""
+        x = jax.nn.relu(self.squeeze_planes(state))
+        return jax.nn.relu(self.out(x.reshape(x.shape[0], -1)))
+
+    def _advance(self, x: Array) -> Array:
+        for block in self.tower:
+            x = block(x)
+        return scale_planes(x)
+
+    def _action_planes(self, action: Array) -> Array:
+        height, width = self.board
+        if not self.is_board:
+            flat = encode_action(action, self.spec, self.dtype)[:, None, None, :]
+            return jnp.broadcast_to(flat, (flat.shape[0], height, width, flat.shape[-1]))
+        points = height * width
+        point = jax.nn.one_hot(action, points, dtype=self.dtype).reshape(-1, height, width)
+        passed = jnp.broadcast_to((action == points)[:, None, None], point.shape)
+        return jnp.stack([point, passed.astype(self.dtype)], axis=-1)
+
+
+DYNAMICS: dict[str, Any] = {"lstm": LstmDynamics, "muzero": MuZeroDynamics}

@@ -1,0 +1,201 @@
+"""The whole network, assembled, behind a record of pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from muesli.config import NetworkConfig
+from muesli.distributions import Categorical, DiagonalNormal, Policy
+from muesli.networks.dynamics import DYNAMICS, MuZeroDynamics, encode_action
+from muesli.networks.layers import Lstm, categorical_head, head, linear
+from muesli.networks.torsos import TORSOS
+from muesli.ops.values import squeeze
+from muesli.types import Array, EnvSpec, ModelOutput, PRNGKey, PyTree, RootOutput
+
+
+class UnrollInputs(NamedTuple):
+    """What the representation network reads, [T, B, ...].
+
+    observation: pytree; legal_actions: [T, B, A] or None; last_action, last_reward: what preceded
+    each observation; first: [T, B] bool, where memory is wiped.
+    """
+
+    observation: PyTree
+    legal_actions: Array | None
+    last_action: Array
+    last_reward: Array
+    first: Array
+
+
+class Network(NamedTuple):
+    """A network as pure functions of its parameters; the agent knows nothing else about it.
+
+    init(key) -> params; initial_state(batch) -> recurrent state [B, ...];
+    unroll(params, UnrollInputs [T, B], state [B]) -> (RootOutput [T, B], state [B]);
+    model_step(params, embedding [M], action [M]) -> ModelOutput [M];
+    look_ahead(params, embedding [M], actions [M, N]) -> (reward_logits, value_logits) [M, N, bins].
+    """
+
+    init: Callable[[PRNGKey], PyTree]
+    initial_state: Callable[[int], PyTree]
+    unroll: Callable[[PyTree, UnrollInputs, PyTree], tuple[RootOutput, PyTree]]
+    model_step: Callable[[PyTree, PyTree, Array], ModelOutput]
+    look_ahead: Callable[[PyTree, PyTree, Array], tuple[Array, Array]]
+
+
+class _Heads(nnx.Module):
+    """Policy, value and (for the model) reward predictions from one feature vector."""
+
+    def __init__(
+        self,
+        inputs: int,
+        spec: EnvSpec,
+        config: NetworkConfig,
+        rewards: bool,
+        rngs: nnx.Rngs,
+    ):
+        dtype = jnp.dtype(config.compute_dtype)
+        self.config, self.spec = config, spec
+        outputs = spec.num_actions if spec.num_actions is not None else 2 * spec.action_size
+        self.policy_head = head(inputs, outputs, dtype, rngs)
+        self.value_head = categorical_head(inputs, config.value_bins, config.value_max, dtype, rngs)
+        self.reward_head = (
+            categorical_head(inputs, config.reward_bins, config.reward_max, dtype, rngs)
+            if rewards
+            else None
+        )
+
+    def policy(self, x: Array, legal: Array | None = None) -> Policy:
+        parameters = self.policy_head(x).astype(jnp.float32)
+        if self.spec.num_actions is not None:
+            return Categorical.masked(parameters, legal)
+        loc, log_scale = jnp.split(parameters, 2, axis=-1)
+        log_scale = jnp.clip(
+            log_scale + self.config.init_log_scale,
+            self.config.min_log_scale,
+            self.config.max_log_scale,
+        )
+        return DiagonalNormal(loc, log_scale, self.config.squash_actions)
+
+    def value(self, x: Array) -> Array:
+        return self.value_head(x).astype(jnp.float32)
+
+    def reward(self, x: Array) -> Array:
+        assert self.reward_head is not None
+        return self.reward_head(x).astype(jnp.float32)
+
+
+class _AgentNetwork(nnx.Module):
+    """Torso, core, root heads, dynamics, model heads."""
+
+    def __init__(self, spec: EnvSpec, config: NetworkConfig, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.compute_dtype)
+        self.config, self.spec, self.dtype = config, spec, dtype
+        self.torso = TORSOS[config.torso](spec.observation_shape, config, dtype, rngs)
+        dummy = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+        features = jax.eval_shape(self.torso, dummy).shape[1:]
+        self.extra = (
+            linear(spec.action_inputs + 1, features[-1], dtype, rngs)
+            if config.last_action_and_reward
+            else None
+        )
+        recurrent = config.core == "lstm"
+        self.core = Lstm(features[-1], config.core_units, dtype, rngs) if recurrent else None
+        if recurrent:
+            features = (config.core_units,)
+        self.dynamics = DYNAMICS[config.model](features, spec, config, rngs)
+        planes = isinstance(self.dynamics, MuZeroDynamics)
+        root_size = self.dynamics.out_size if planes else features[-1]
+        self.root_heads = _Heads(root_size, spec, config, rewards=False, rngs=rngs)
+        self.model_heads = _Heads(self.dynamics.out_size, spec, config, rewards=True, rngs=rngs)
+
+    def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
+        steps, batch = inputs.first.shape
+        flat = lambda x: x.reshape((steps * batch, *x.shape[2:]))  # noqa: E731
+        features = self.torso(flat(inputs.observation))
+        if self.extra is not None:
+            context = self.extra(flat(self._context(inputs)))
+            planes = (1,) * (features.ndim - 2)
+            features = features + context.reshape((-1, *planes, features.shape[-1]))
+        if self.core is not None:
+            features, state = self._recur(features.reshape(steps, batch, -1), inputs.first, state)
+            features = flat(features)
+        planes = isinstance(self.dynamics, MuZeroDynamics)
+        summary = self.dynamics.read(features) if planes else features
+        legal = None if inputs.legal_actions is None else flat(inputs.legal_actions)
+        output = RootOutput(
+            policy=self.root_heads.policy(summary, legal),
+            value_logits=self.root_heads.value(summary),
+            embedding=self.dynamics.start(features),
+        )
+        return jax.tree.map(lambda x: x.reshape((steps, batch, *x.shape[1:])), output), state
+
+    def _context(self, inputs: UnrollInputs) -> Array:
+        """Last action and squeezed last reward, wiped at the start of an episode: [T, B, size]."""
+        action = encode_action(inputs.last_action, self.spec, self.dtype)
+        reward = squeeze(inputs.last_reward).astype(self.dtype)[..., None]
+        context = jnp.concatenate([action, reward], axis=-1)
+        return jnp.where(inputs.first[..., None], jnp.zeros_like(context), context)
+
+    def _recur(self, features: Array, first: Array, state: PyTree) -> tuple[Array, PyTree]:
+        assert self.core is not None
+        core = self.core
+        from_input = core.from_input(features)
+
+        def step(state: PyTree, record: tuple[Array, Array]) -> tuple[PyTree, Array]:
+            gates, first_t = record
+            cell, hidden = (jnp.where(first_t[:, None], 0.0, x) for x in state)
+            cell, hidden = core.advance(cell, gates + core.from_hidden(hidden))
+            return (cell, hidden), hidden
+
+        state, outputs = jax.lax.scan(step, state, (from_input, first))
+        return outputs, state
+
+    def model_step(self, embedding: PyTree, action: Array) -> ModelOutput:
+        embedding, x = self.dynamics.step(embedding, action)
+        return ModelOutput(
+            reward_logits=self.model_heads.reward(x),
+            value_logits=self.model_heads.value(x),
+            policy=self.model_heads.policy(x),
+            embedding=embedding,
+        )
+
+    def look_ahead(self, embedding: PyTree, actions: Array) -> tuple[Array, Array]:
+        x = self.dynamics.expand(embedding, actions)
+        return self.model_heads.reward(x), self.model_heads.value(x)
+
+
+def make_network(spec: EnvSpec, config: NetworkConfig) -> Network:
+    """Builds the network of ``config`` for an environment of ``spec``."""
+    template = nnx.eval_shape(lambda: _AgentNetwork(spec, config, nnx.Rngs(0)))
+    graph, _ = nnx.split(template, nnx.Param)
+
+    def module(params: PyTree) -> _AgentNetwork:
+        return nnx.merge(graph, nnx.State(params))
+
+    def init(key: PRNGKey) -> PyTree:
+        network = _AgentNetwork(spec, config, nnx.Rngs(params=key))
+        return nnx.to_pure_dict(nnx.state(network, nnx.Param))
+
+    def initial_state(batch: int) -> PyTree:
+        if config.core == "none":
+            return ()
+        zeros = jnp.zeros((batch, config.core_units), jnp.float32)
+        return zeros, zeros
+
+    return Network(
+        init=init,
+        initial_state=initial_state,
+        unroll=lambda params, inputs, state: module(params).unroll(inputs, state),
+        model_step=lambda params, embedding, action: module(params).model_step(embedding, action),
+        look_ahead=lambda params, embedding, acts: module(params).look_ahead(embedding, acts),
+    )
+
+
+NETWORKS: dict[str, Callable[[EnvSpec, Any], Network]] = {"default": make_network}
+"""Network makers by name. A user's own: ``NETWORKS["mine"] = my_maker``."""

@@ -1,0 +1,186 @@
+"""Torsos: from one observation to features, over one flat batch axis ``[M, ...]``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from muesli.config import NetworkConfig
+from muesli.networks.layers import (
+    BoardConv,
+    Dtype,
+    PreActivationBlock,
+    conv,
+    linear,
+    rms_normalise,
+)
+from muesli.types import Array
+
+
+def to_float(observation: Array, dtype: Dtype) -> Array:
+    """Bytes to [0, 1]; everything else as it is."""
+    scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
+    return observation.astype(dtype) * jnp.asarray(scale, dtype)
+
+
+class MlpTorso(nnx.Module):
+    """Dense layers over a flattened observation: [M, ...] -> [M, units]."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        config: NetworkConfig,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+    ):
+        size = 1
+        for n in shape:
+            size *= n
+        sizes = (size, *config.torso_channels, config.torso_units)
+        self.layers = nnx.List([linear(a, b, dtype, rngs) for a, b in pairwise(sizes)])
+        self.normalise = config.normalise_features
+        self.dtype = dtype
+
+    def __call__(self, observation: Array) -> Array:
+        x = to_float(observation, self.dtype).reshape(observation.shape[0], -1)
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        return rms_normalise(x) if self.normalise else x
+
+
+class SmallConvTorso(nnx.Module):
+    """3×3 convolutions at full resolution, for boards and MinAtar: [M, H, W, C] -> [M, units]."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        config: NetworkConfig,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+    ):
+        height, width, planes = shape
+        sizes = (planes, *config.torso_channels)
+        self.convs = nnx.List([BoardConv(a, b, dtype, rngs) for a, b in pairwise(sizes)])
+        self.out = linear(height * width * sizes[-1], config.torso_units, dtype, rngs)
+        self.normalise = config.normalise_features
+        self.dtype = dtype
+
+    def __call__(self, observation: Array) -> Array:
+        x = to_float(observation, self.dtype)
+        for layer in self.convs:
+            x = jax.nn.relu(layer(x))
+        x = jax.nn.relu(self.out(x.reshape(x.shape[0], -1)))
+        return rms_normalise(x) if self.normalise else x
+
+
+class _ImpalaSection(nnx.Module):
+    """Convolution, 3×3 max-pool of stride 2, two residual blocks."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs):
+        self.enter = conv(inputs, outputs, 3, dtype, rngs)
+        self.blocks = nnx.List(
+            [nnx.List([conv(outputs, outputs, 3, dtype, rngs) for _ in range(2)]) for _ in range(2)]
+        )
+
+    def __call__(self, x: Array) -> Array:
+        x = nnx.max_pool(self.enter(x), (3, 3), strides=(2, 2), padding="SAME")
+        for first, second in self.blocks:
+            x = x + second(jax.nn.relu(first(jax.nn.relu(x))))
+        return x
+
+
+class ImpalaTorso(nnx.Module):
+    """IMPALA's residual network: [M, H, W, C] -> [M, units]."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        config: NetworkConfig,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+    ):
+        height, width, planes = shape
+        sizes = (planes, *config.torso_channels)
+        self.sections = nnx.List([_ImpalaSection(a, b, dtype, rngs) for a, b in pairwise(sizes)])
+        for _ in config.torso_channels:
+            height, width = -(-height // 2), -(-width // 2)
+        self.out = linear(height * width * sizes[-1], config.torso_units, dtype, rngs)
+        self.normalise = config.normalise_features
+        self.dtype = dtype
+
+    def __call__(self, observation: Array) -> Array:
+        x = to_float(observation, self.dtype)
+        for section in self.sections:
+            x = section(x)
+        x = jax.nn.relu(x).reshape(x.shape[0], -1)
+        x = jax.nn.relu(self.out(x))
+        return rms_normalise(x) if self.normalise else x
+
+
+class MuZeroTorso(nnx.Module):
+    """MuZero's residual network, which keeps the board: [M, H, W, C] -> [M, H', W', planes].
+
+    With ``downsample``, 96×96 becomes 6×6: a strided convolution, 2 blocks, another, 3 blocks, a
+    pool, 3 blocks, a pool. Then ``blocks`` residual blocks at that size.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        config: NetworkConfig,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+    ):
+        planes = config.model_planes
+        narrow = planes // 2
+
+        def tower(width: int, count: int) -> nnx.List[PreActivationBlock]:
+            return nnx.List([PreActivationBlock(width, dtype, rngs) for _ in range(count)])
+
+        self.downsample = config.downsample
+        if config.downsample:
+            self.enter = conv(shape[-1], narrow, 3, dtype, rngs, stride=2)
+            self.narrow = tower(narrow, 2)
+            self.widen = conv(narrow, planes, 3, dtype, rngs, stride=2)
+            self.before_pool = tower(planes, 3)
+            self.after_pool = tower(planes, 3)
+        else:
+            self.enter = conv(shape[-1], planes, 3, dtype, rngs)
+        self.tower = tower(planes, config.blocks)
+        self.dtype = dtype
+
+    def __call__(self, observation: Array) -> Array:
+        x = self.enter(to_float(observation, self.dtype))
+        if self.downsample:
+            for block in self.narrow:
+                x = block(x)
+            x = self.widen(x)
+            for block in self.before_pool:
+                x = block(x)
+            x = nnx.avg_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            for block in self.after_pool:
+                x = block(x)
+            x = nnx.avg_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        for block in self.tower:
+            x = block(x)
+        return scale_planes(x)
+
+
+def scale_planes(x: Array) -> Array:
+    """MuZero's scaling of a hidden state to [0, 1], over all planes. x: [..., H, W, C]."""
+    wide = x.astype(jnp.float32)
+    low = jnp.min(wide, axis=(-3, -2, -1), keepdims=True)
+    high = jnp.max(wide, axis=(-3, -2, -1), keepdims=True)
+    return (wide - low) / jnp.maximum(high - low, 1e-5)
+
+
+TORSOS: dict[str, Any] = {
+    "mlp": MlpTorso,
+    "conv_small": SmallConvTorso,
+    "impala": ImpalaTorso,
+    "muzero": MuZeroTorso,
+}

@@ -1,0 +1,172 @@
+"""Configurations by name. Each function lists only what it changes, as the paper's tables do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from muesli.config import (
+    UPDATE_DEFAULTS,
+    AgentConfig,
+    BatchConfig,
+    Config,
+    EnvConfig,
+    LogConfig,
+    NetworkConfig,
+    OptimiserConfig,
+    UpdateConfig,
+)
+
+# --- the paper's tables ----------------------------------------------------------------------
+
+
+def atari() -> Config:
+    """The paper's shared table with the IMPALA network: 200M frames of one Atari game."""
+    return Config(
+        total_env_steps=50_000_000,
+        env=EnvConfig(name="atari:ms_pacman", num_envs=24),
+        network=NetworkConfig(compute_dtype="bfloat16"),
+    )
+
+
+def atari_stacked() -> Config:
+    """As ``atari``, with four stacked frames (the paper's 562% row)."""
+    base = atari()
+    return replace(base, env=replace(base.env, frame_stack=4))
+
+
+def atari_large() -> Config:
+    """The paper's large-scale table: the MuZero network and 95% replay."""
+    base = atari()
+    return replace(
+        base,
+        env=replace(base.env, frame_stack=16, num_envs=38),
+        network=replace(base.network, torso="muzero", model="muzero", core="none", blocks=16),
+        agent=replace(base.agent, discount=0.997, trace_lambda=0.95),
+        update=replace(base.update, kl_samples=None),
+        optimiser=replace(base.optimiser, weight_decay=1e-4),
+        batch=replace(
+            base.batch,
+            batch_sequences=768,
+            online_sequences=38,
+            replay_capacity_steps=28_800_000,
+        ),
+    )
+
+
+def go() -> Config:
+    """The paper's table for 9×9 Go by self-play."""
+    return Config(
+        total_env_steps=5_000_000_000,
+        env=EnvConfig(name="go_9x9", num_envs=192),
+        network=NetworkConfig(
+            torso="muzero",
+            model="muzero",
+            core="none",
+            blocks=6,
+            downsample=False,
+            last_action_and_reward=False,
+            compute_dtype="bfloat16",
+        ),
+        agent=AgentConfig(
+            discount=-1.0, return_estimator="vtrace", trace_lambda=0.99, target_rate=0.01
+        ),
+        update=UpdateConfig(beta_loo=False),
+        optimiser=OptimiserConfig(learning_rate=2e-4),
+        batch=BatchConfig(batch_sequences=192, online_sequences=192, sequence_length=49),
+    )
+
+
+def mujoco() -> Config:
+    """The paper's table for MuJoCo: 95.8% replay, 2M frames."""
+    return Config(
+        total_env_steps=2_000_000,
+        env=EnvConfig(name="gym:HalfCheetah-v5", num_envs=4),
+        network=NetworkConfig(torso="mlp", torso_channels=(512,), normalise_features=True),
+        batch=BatchConfig(online_sequences=4),
+    )
+
+
+# --- laptops --------------------------------------------------------------------------------
+
+
+def catch() -> Config:
+    """Catch with a small network: seconds on two cores."""
+    return Config(
+        total_env_steps=100_000,
+        env=EnvConfig(name="catch", num_envs=8),
+        network=NetworkConfig(
+            torso="mlp",
+            torso_channels=(),
+            torso_units=128,
+            normalise_features=True,
+            last_action_and_reward=False,
+            core="none",
+            core_units=128,
+            model_units=128,
+            value_bins=81,
+            value_max=40.0,
+            reward_bins=81,
+            reward_max=40.0,
+        ),
+        agent=AgentConfig(discount=0.99, retrace_samples=None),
+        update=UpdateConfig(kl_samples=None),
+        optimiser=OptimiserConfig(learning_rate=2e-3),
+        batch=BatchConfig(
+            batch_sequences=32, online_sequences=8, sequence_length=12, replay_capacity_steps=20_000
+        ),
+        log=LogConfig(
+            log_every_steps=5_000,
+            eval_every_steps=25_000,
+            eval_episodes=100,
+            checkpoint_every_steps=50_000,
+        ),
+    )
+
+
+def minatar() -> Config:
+    """MinAtar Breakout on a laptop: the default run."""
+    base = catch()
+    return replace(
+        base,
+        total_env_steps=600_000,
+        env=EnvConfig(name="minatar_breakout", num_envs=16),
+        network=replace(
+            base.network,
+            torso="conv_small",
+            torso_channels=(16,),
+        ),
+        optimiser=OptimiserConfig(learning_rate=1e-3),
+        batch=BatchConfig(
+            batch_sequences=64,
+            online_sequences=16,
+            sequence_length=16,
+            replay_capacity_steps=200_000,
+        ),
+        log=LogConfig(
+            log_every_steps=10_000,
+            eval_every_steps=100_000,
+            eval_episodes=64,
+            checkpoint_every_steps=200_000,
+        ),
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "atari": atari,
+    "atari_stacked": atari_stacked,
+    "atari_large": atari_large,
+    "go": go,
+    "mujoco": mujoco,
+    "catch": catch,
+    "minatar": minatar,
+}
+"""Every preset by name."""
+
+DEFAULT_PRESET = "minatar"
+
+
+def with_update(config: Config, name: str) -> Config:
+    """The same run with another policy update and that update's own hyperparameters."""
+    defaults = UPDATE_DEFAULTS.get(name, UpdateConfig(name=name))
+    return replace(config, update=replace(defaults, kl_samples=config.update.kl_samples))

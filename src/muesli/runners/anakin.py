@@ -1,0 +1,196 @@
+"""Acting, stepping, storing and updating inside one jitted function.
+
+One iteration collects a chunk of T records from every environment with the prior parameters,
+stores it in the ring, and trains on each of its sequences once, mixed with replayed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from muesli import replay as ring
+from muesli.agent import Agent
+from muesli.config import Config
+from muesli.envs.base import JaxEnv, auto_reset_step
+from muesli.types import (
+    AgentState,
+    Array,
+    EpisodeState,
+    Metrics,
+    PRNGKey,
+    PyTree,
+    RunState,
+    TimeStep,
+    Trajectory,
+    Transition,
+    is_first,
+    is_last,
+)
+
+# Streams of keys besides the environments' own, whose slots count up from 0.
+_AGENT_STREAM = 2**31 - 1
+_RESET_STREAM = 2**31 - 2
+
+
+class FinishedEpisodes(NamedTuple):
+    """Episodes that ended in a chunk, [T, E]. ended: bool; total: f32; length: i32."""
+
+    ended: Array
+    total: Array
+    length: Array
+
+
+class Anakin(NamedTuple):
+    """The loop as pure functions of a RunState.
+
+    init(key) -> RunState; warm_up(RunState) collects one chunk without training;
+    iterate(RunState, n) -> (RunState, metrics averaged over n iterations, FinishedEpisodes [n]).
+    """
+
+    init: Callable[[PRNGKey], RunState]
+    warm_up: Callable[[RunState], tuple[RunState, FinishedEpisodes]]
+    iterate: Callable[[RunState, int], tuple[RunState, Metrics, FinishedEpisodes]]
+
+
+def make_anakin(env: JaxEnv, agent: Agent, config: Config) -> Anakin:
+    """The loop of ``agent`` in ``env``."""
+    num_envs, length = config.env.num_envs, config.batch.sequence_length
+    online, total = config.batch.online_sequences, config.batch.batch_sequences
+    updates, stack = num_envs // online, config.env.frame_stack
+    reset = jax.vmap(env.reset)
+    step = jax.vmap(lambda *x: auto_reset_step(env, *x))
+
+    def init(key: PRNGKey) -> RunState:
+        agent_key = jax.random.fold_in(key, _AGENT_STREAM)
+        reset_keys = _slot_keys(jax.random.fold_in(key, _RESET_STREAM), num_envs)
+        env_states, timesteps = reset(reset_keys)
+        state = RunState(
+            agent=agent.init(agent_key),
+            actors=agent.initial_actor(num_envs),
+            env_states=env_states,
+            timesteps=timesteps,
+            episodes=EpisodeState(jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)),
+            replay=None,
+            key=key,
+            iteration=jnp.zeros((), jnp.int32),
+        )
+        if online == total:
+            return state
+        example = jax.eval_shape(lambda s: collect(s)[1], state)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
+        chunks = ring.ring_chunks(config.batch.replay_capacity_steps, num_envs, length)
+        return state._replace(replay=ring.init_replay(one, num_envs, chunks, stack))
+
+    def collect(state: RunState) -> tuple[RunState, Trajectory, FinishedEpisodes]:
+        """T steps of every environment: a batch [E, T + 1] and the episodes that ended in it."""
+        acting = agent.acting(state.agent)
+        start = state.actors
+
+        def one_step(carry: PyTree, t: Array) -> tuple[PyTree, PyTree]:
+            env_states, timesteps, actors, episodes = carry
+            keys = _slot_keys(state.key, num_envs, state.iteration * length + t)
+            act_keys = jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys)
+            env_keys = jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys)
+            action, behaviour, actors = agent.act(acting, timesteps, actors, act_keys)
+            env_states, after = step(env_states, timesteps, action, env_keys)
+            reward = config.env.reward_scale * after.reward
+            record = Transition(
+                timesteps.observation,
+                action,
+                behaviour,
+                reward,
+                after.discount,
+                timesteps.step_type,
+                timesteps.legal_actions,
+            )
+            actors = actors._replace(last_reward=reward)
+            episodes, finished = _count(episodes, after, env.spec.players)
+            return (env_states, after, actors, episodes), (record, finished)
+
+        carry = (state.env_states, state.timesteps, state.actors, state.episodes)
+        carry, (records, finished) = jax.lax.scan(one_step, carry, jnp.arange(length))
+        env_states, timesteps, actors, episodes = carry
+        # The bootstrap record: only its observation, mask and step type are ever read.
+        last = jax.tree.map(lambda x: x[-1], records)._replace(
+            observation=timesteps.observation,
+            step_type=timesteps.step_type,
+            legal_actions=timesteps.legal_actions,
+        )
+        records = jax.tree.map(
+            lambda x, y: jnp.swapaxes(jnp.concatenate([x, y[None]]), 0, 1), records, last
+        )
+        state = state._replace(
+            env_states=env_states,
+            timesteps=timesteps,
+            actors=actors,
+            episodes=episodes,
+            iteration=state.iteration + 1,
+        )
+        return state, Trajectory(records, start), finished
+
+    def train(state: RunState, chunk: Trajectory) -> tuple[RunState, Metrics]:
+        """Each online sequence once, in ``updates`` batches."""
+
+        def one_update(agent_state: AgentState, batch_of: PyTree) -> tuple[AgentState, Metrics]:
+            fresh, index = batch_of
+            key = jax.random.fold_in(state.key, _AGENT_STREAM - 2)
+            key = jax.random.fold_in(key, agent_state.step)
+            sample_key, update_key = jax.random.split(key)
+            batch, metrics = fresh, dict[str, Array]()
+            if state.replay is not None:
+                replayed = ring.sample(state.replay, sample_key, total - online, stack)
+                batch = ring.mix(fresh, replayed.batch)
+                age = replayed.age_chunks * updates
+                metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
+            agent_state, update_metrics = agent.update(agent_state, batch, update_key)
+            metrics["policy_lag_updates"] = index.astype(jnp.float32)
+            return agent_state, metrics | update_metrics
+
+        slices = jax.tree.map(lambda x: x.reshape((updates, online, *x.shape[1:])), chunk)
+        agent_state, metrics = jax.lax.scan(one_update, state.agent, (slices, jnp.arange(updates)))
+        return state._replace(agent=agent_state), jax.tree.map(jnp.mean, metrics)
+
+    def store(state: RunState, chunk: Trajectory) -> RunState:
+        if state.replay is None:
+            return state
+        return state._replace(replay=ring.write(state.replay, chunk, stack))
+
+    def warm_up(state: RunState) -> tuple[RunState, FinishedEpisodes]:
+        state, chunk, finished = collect(state)
+        return store(state, chunk), finished
+
+    def iterate(state: RunState, n: int) -> tuple[RunState, Metrics, FinishedEpisodes]:
+        def body(state: RunState, _: None) -> tuple[RunState, PyTree]:
+            state, chunk, finished = collect(state)
+            # Stored first: the chunk before this one now has its bootstrap record in the ring.
+            state = store(state, chunk)
+            state, metrics = train(state, chunk)
+            return state, (metrics, finished)
+
+        state, (metrics, finished) = jax.lax.scan(body, state, None, length=n)
+        return state, jax.tree.map(jnp.mean, metrics), finished
+
+    return Anakin(init, warm_up, iterate)
+
+
+def _slot_keys(key: PRNGKey, num_envs: int, step: Array | int | None = None) -> Array:
+    """``fold_in(fold_in(key, slot), step)`` for every slot: [E]."""
+    keys = jax.vmap(lambda slot: jax.random.fold_in(key, slot))(jnp.arange(num_envs))
+    if step is None:
+        return keys
+    return jax.vmap(lambda k: jax.random.fold_in(k, step))(keys)
+
+
+def _count(
+    episodes: EpisodeState, after: TimeStep, players: int
+) -> tuple[EpisodeState, FinishedEpisodes]:
+    """Adds a step to the running episodes; in two-player games the total is the first player's."""
+    fresh = is_first(after.step_type)
+    sign = jnp.where(episodes.length % 2 == 0, 1.0, -1.0) if players == 2 else 1.0
+    total = jnp.where(fresh, 0.0, episodes.total + sign * after.reward)
+    length = jnp.where(fresh, 0, episodes.length + 1)
+    return EpisodeState(total, length), FinishedEpisodes(is_last(after.step_type), total, length)

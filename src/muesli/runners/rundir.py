@@ -1,0 +1,122 @@
+"""A run's directory: its configuration, its lock, and where its parts lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import typing
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import muesli
+from muesli.config import Config, ConfigError
+
+
+class RunDirectory:
+    """A run directory that this process holds; a second process is refused."""
+
+    def __init__(self, path: Path, lock: int):
+        """Use ``create`` or ``open``."""
+        self.path, self._lock = path, lock
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunDirectory:
+        """A new run directory with its configuration written down."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _acquire(path)
+        except OSError as error:
+            raise ConfigError(f"run_dir: cannot write to {path} ({error.strerror})") from error
+        if (path / "config.json").exists():
+            os.close(lock)
+            raise ConfigError(
+                f"run_dir: {path} already holds a run; continue it with 'muesli resume {path}'"
+            )
+        _write_json(path / "config.json", dataclasses.asdict(config))
+        _write_json(path / "run.json", describe_machine())
+        return cls(path, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run directory."""
+        return cls(path, _acquire(path))
+
+    def release(self) -> None:
+        """Lets another process have it."""
+        os.close(self._lock)
+
+
+def _acquire(path: Path) -> int:
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"run_dir: {path} is in use by another process") from None
+    return lock
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of a run directory."""
+    file = path / "config.json"
+    try:
+        return config_from_json(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"run_dir: {path} holds no run (there is no config.json)") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"run_dir: {file} cannot be read ({error})") from error
+
+
+def config_from_json(values: dict[str, Any]) -> Config:
+    """A Config from the object ``dataclasses.asdict`` made of one."""
+    return _from_dict(Config, values, "")
+
+
+def _from_dict(cls: Any, values: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
+    if unknown:
+        raise ConfigError(f"{where}{min(unknown)}: this version knows no such field")
+    arguments = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]):
+            value = _from_dict(hints[name], value, f"{where}{name}.")
+        elif isinstance(value, list):
+            value = tuple(value)
+        arguments[name] = value
+    return cls(**arguments)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions, devices and commit, for ``run.json``."""
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        commit = ""
+    return {
+        "muesli": muesli.__version__,
+        "commit": commit or None,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "devices": [d.device_kind for d in jax.devices()],
+        "processes": jax.process_count(),
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,111 @@
+"""A video of an agent at play, with its policy, value and q̂ drawn beside the frame."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from muesli.envs.base import auto_reset_step
+from muesli.plots import COLOURS, style
+from muesli.types import StepType, TimeStep
+
+if TYPE_CHECKING:
+    from muesli.runners.player import Player, Thought
+
+
+def record(player: Player, output: Path, episodes: int, max_steps: int, fps: int, seed: int) -> int:
+    """Plays ``episodes`` episodes and writes them to ``output``; returns the number of frames."""
+    import imageio.v2 as imageio
+
+    canvas = _Canvas(player)
+    frames = 0
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        # The encoder is a child process that at once runs another program: JAX's warning about
+        # forked copies of itself does not concern it.
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        writer: Any = imageio.get_writer(output, fps=fps, macro_block_size=2)
+        with writer:
+            for image in _play(player, canvas, episodes, max_steps, seed):
+                writer.append_data(image)
+                frames += 1
+    canvas.close()
+    return frames
+
+
+def _play(
+    player: Player, canvas: _Canvas, episodes: int, max_steps: int, seed: int
+) -> Iterator[np.ndarray]:
+    env, key = player.env, jax.random.key(seed)
+    step = jax.jit(lambda s, t, a, k: auto_reset_step(env, s, t, a, k))
+    env_state, timestep = env.reset(key)
+    state, score, finished = player.initial_state(1), 0.0, 0
+    for t in range(max_steps):
+        batched: TimeStep = jax.tree.map(lambda x: x[None], timestep)
+        thought = player.think(batched, state)
+        yield canvas.draw(np.asarray(timestep.observation), thought, score, t)
+        if int(timestep.step_type) == StepType.LAST:
+            finished, score = finished + 1, 0.0
+            if finished == episodes:
+                return
+        action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
+        action, _, state = player.act(batched, state, action_key)
+        env_state, timestep = step(env_state, timestep, action[0], env_key)
+        score += float(timestep.reward)
+        reward = player.config.env.reward_scale * timestep.reward
+        state = state._replace(last_reward=jnp.asarray(reward)[None])
+
+
+class _Canvas:
+    """One matplotlib figure, redrawn for every frame."""
+
+    def __init__(self, player: Player):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        self._plt = plt
+        self.player = player
+        self.figure = plt.figure(figsize=(8.0, 4.0), dpi=100)
+        grid = self.figure.add_gridspec(2, 2, width_ratios=(1.0, 1.0), hspace=0.55, wspace=0.25)
+        self.picture = self.figure.add_subplot(grid[:, 0])
+        self.policy = self.figure.add_subplot(grid[0, 1])
+        self.q = self.figure.add_subplot(grid[1, 1])
+        self.image: Any = None
+
+    def draw(self, observation: np.ndarray, thought: Thought, score: float, t: int) -> np.ndarray:
+        """One frame, [H, W, 3] u8."""
+        frame = self.player.env.render(observation)
+        if self.image is None:
+            self.image = self.picture.imshow(frame, interpolation="nearest")
+            self.picture.set_axis_off()
+        self.image.set_data(frame)
+        self.picture.set_title(
+            f"{self.player.config.env.name}   step {t}   score {score:g}", fontsize=9
+        )
+        actions = np.arange(len(thought.policy))
+        self._bars(self.policy, actions, thought.policy, COLOURS[0], "policy")
+        self.policy.set_ylim(0.0, 1.0)
+        self._bars(self.q, actions, thought.q, COLOURS[1], f"q (line: value {thought.value:.2f})")
+        self.q.axhline(thought.value, color="black", linewidth=1.0)
+        self.figure.canvas.draw()
+        return np.asarray(self.figure.canvas.buffer_rgba())[..., :3].copy()  # type: ignore[attr-defined]
+
+    def _bars(self, axes: Any, x: np.ndarray, heights: np.ndarray, colour: str, title: str) -> None:
+        axes.clear()
+        axes.bar(x, heights, color=colour)
+        axes.set_title(title, fontsize=9)
+        axes.set_xticks(x)
+        axes.tick_params(labelsize=7)
+        style(axes)
+
+    def close(self) -> None:
+        """Frees the figure."""
+        self._plt.close(self.figure)

@@ -1,0 +1,230 @@
+"""The agent's contracts: the gradient door, the mesh, the prior, the estimators."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from muesli import presets
+from muesli import replay as ring
+from muesli.agent import loss_weights, make_targets, unroll
+from muesli.config import UPDATE_DEFAULTS, Config
+from muesli.policy_updates import UPDATES
+from muesli.runners.train import build
+
+replace = dataclasses.replace
+
+
+def small(env="catch", **changes) -> Config:
+    base = presets.catch()
+    config = replace(
+        base,
+        env=replace(base.env, name=env, num_envs=8),
+        network=replace(
+            base.network,
+            torso_units=16,
+            model_units=16,
+            core_units=16,
+            value_bins=21,
+            value_max=10.0,
+            reward_bins=21,
+            reward_max=10.0,
+        ),
+        batch=replace(base.batch, batch_sequences=16, sequence_length=6),
+        model=replace(base.model, unroll_steps=3),
+    )
+    return replace(config, **changes)
+
+
+class Run(NamedTuple):
+    """A built run, a batch of real experience from it, and its compiled update."""
+
+    parts: Any
+    state: Any
+    batch: Any
+    update: Any
+
+
+def collected(config, iterations=3) -> Run:
+    parts = build(config)
+    state = jax.jit(parts.anakin.init)(jax.random.key(0))
+    warm_up = jax.jit(parts.anakin.warm_up)
+    for _ in range(iterations):
+        state, _ = warm_up(state)
+    batch = ring.sample(state.replay, jax.random.key(1), 16).batch
+    return Run(parts, state.agent, batch, jax.jit(parts.agent.update))
+
+
+@pytest.fixture(scope="module")
+def catch_run():
+    return collected(small())
+
+
+def test_update_on_eight_devices_equals_one_device(catch_run):
+    parts, state, batch, update = catch_run  # noqa: RUF059
+    alone, alone_metrics = update(state, batch, jax.random.key(5))
+
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    replicated = jax.device_put(state, NamedSharding(mesh, P()))
+    together, metrics = update(replicated, sharded, jax.random.key(5))
+    for a, b in zip(jax.tree.leaves(alone.online), jax.tree.leaves(together.online), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    # The moment is the global one, not a shard's.
+    np.testing.assert_allclose(alone.moment.second, together.moment.second, rtol=1e-5)
+    np.testing.assert_allclose(alone_metrics["loss_total"], metrics["loss_total"], rtol=1e-5)
+
+
+def test_the_prior_is_the_moving_average_of_the_online_parameters(catch_run):
+    parts, state, batch, update = catch_run
+    after, _ = update(state, batch, jax.random.key(0))
+    rate = parts.config.agent.target_rate
+    for old, new, prior in zip(
+        jax.tree.leaves(state.prior),
+        jax.tree.leaves(after.online),
+        jax.tree.leaves(after.prior),
+        strict=True,
+    ):
+        np.testing.assert_allclose(prior, (1 - rate) * old + rate * new, atol=1e-7)
+    assert int(after.step) == 1
+
+
+def test_nothing_behind_the_door_carries_a_gradient(catch_run):
+    parts, state, batch, update = catch_run  # noqa: RUF059
+
+    def total_of_targets(params):
+        online = unroll(parts.network, params, batch)
+        prior = unroll(parts.network, params, batch)
+        targets, _ = make_targets(
+            parts.network, parts.config, parts.env.spec, state._replace(prior=params), batch,
+            online, prior, jax.random.key(0),
+        )  # fmt: skip
+        targets = jax.lax.stop_gradient(targets)
+        leaves = [x for x in jax.tree.leaves(targets) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return sum(jnp.sum(jnp.clip(x, -1e3, 1e3)) for x in leaves)
+
+    gradients = jax.jit(jax.grad(total_of_targets))(state.online)
+    assert all(float(jnp.abs(g).max()) == 0.0 for g in jax.tree.leaves(gradients))
+
+
+def test_every_parameter_is_trained(catch_run):
+    parts, state, batch, update = catch_run  # noqa: RUF059
+    before = state
+    for k in range(3):
+        state, _ = update(state, batch, jax.random.key(k))
+    moved = jax.tree_util.tree_map_with_path(
+        lambda path, a, b: (jax.tree_util.keystr(path), float(jnp.abs(a - b).max())),
+        before.online,
+        state.online,
+    )
+    still = [name for name, size in jax.tree.leaves(moved, is_leaf=lambda x: isinstance(x, tuple))
+             if size == 0.0]  # fmt: skip
+    assert still == []
+
+
+NAMES = [n for n in UPDATES if n != "mcts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [(n, None) for n in NAMES]
+    + [("muesli", 5), ("direct_mpo", 5)]
+    + [
+        pytest.param(n, 5, marks=pytest.mark.slow)
+        for n in sorted(set(NAMES) - {"muesli", "direct_mpo"})
+    ],
+)
+def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples):
+    parts, state, batch, update = catch_run  # noqa: RUF059
+    config = replace(
+        parts.config,
+        update=replace(UPDATE_DEFAULTS[name], kl_samples=samples),
+        agent=replace(parts.config.agent, retrace_samples=samples),
+    )
+    after, metrics = jax.jit(build(config).agent.update)(state, batch, jax.random.key(0))
+    assert all(np.isfinite(np.asarray(v)).all() for v in metrics.values()), metrics
+    # Only updates with a target train the model's policy.
+    trains = name in ("muesli", "cmpo", "mpo")
+    assert (float(metrics["loss_policy_model"]) != 0.0) == trains
+    assert (after.dual.log_temperature != state.dual.log_temperature) == (name == "mpo")
+
+
+@pytest.mark.slow
+def test_sampled_estimators_approach_the_exact_ones(catch_run):
+    parts, state, batch, update = catch_run  # noqa: RUF059
+
+    def loss(samples):
+        config = replace(
+            parts.config,
+            update=replace(parts.config.update, kl_samples=samples),
+            agent=replace(parts.config.agent, retrace_samples=samples),
+        )
+        update = jax.jit(build(config).agent.update)
+        return np.mean(
+            [float(update(state, batch, jax.random.key(k))[1]["kl_cmpo_online"]) for k in range(3)]
+        )
+
+    assert abs(loss(600) - loss(None)) < 0.2 * abs(loss(2) - loss(None)) + 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent": {"return_estimator": "vtrace"}, "update": {"beta_loo": False}},
+        {"agent": {"return_estimator": "q"}},
+        {"agent": {"baseline": "expected_q"}},
+        {"model": {"q_model": "direct"}},
+        {"model": {"value_target": "return"}},
+        {"model": {"absorbing": True}},
+        {"model": {"policy_model": False}},
+        {"agent": {"dynamics_gradient_scale": 0.5}},
+        {"update": {"sampled_normaliser": "oracle", "kl_samples": 1}},
+        {"update": {"clip_threshold": None, "advantage_scale": 10.0}},
+        {"update": {"uniform_prior_weight": 0.0, "behaviour_prior_weight": 0.0}},
+    ],
+    ids=lambda c: "-".join(f"{k}.{f}" for k, v in c.items() for f in v),
+)
+def test_every_switch_changes_the_update_and_keeps_it_finite(catch_run, changes):
+    parts, state, batch, update = catch_run
+    # A second update, so that the policy has moved away from where everything is symmetric.
+    state, _ = update(state, batch, jax.random.key(7))
+    sections = {k: replace(getattr(parts.config, k), **v) for k, v in changes.items()}
+    other = build(replace(parts.config, **sections))
+    base_after, _ = update(state, batch, jax.random.key(0))
+    after, metrics = jax.jit(other.agent.update)(state, batch, jax.random.key(0))
+    assert all(np.isfinite(np.asarray(v)).all() for v in metrics.values())
+    difference = jax.tree.map(
+        lambda a, b: float(jnp.abs(a - b).max()), base_after.online, after.online
+    )
+    assert max(jax.tree.leaves(difference)) > 0.0
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts(catch_run):
+    parts, state, batch, update = catch_run
+    _, metrics = update(state, batch, jax.random.key(0))
+    total = sum(w * float(metrics[f"loss_{n}"]) for n, w in loss_weights(parts.config).items())
+    np.testing.assert_allclose(total, metrics["loss_total"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("act_with", ["prior", "online", "cmpo", "q_softmax"])
+def test_acting_modes_give_distributions_over_legal_actions(act_with):
+    config = small("tic_tac_toe")
+    config = replace(config, agent=replace(config.agent, discount=-1.0, act_with=act_with))
+    parts = build(config)
+    state = jax.jit(parts.agent.init)(jax.random.key(0))
+    env_state, timestep = jax.jit(jax.vmap(parts.env.reset))(jax.random.split(jax.random.key(0), 8))
+    _, timestep = jax.jit(jax.vmap(parts.env.step))(env_state, jnp.arange(8), jax.random.split(
+        jax.random.key(0), 8))  # fmt: skip
+    keys = jax.random.split(jax.random.key(1), 8)
+    actor = parts.agent.initial_actor(8)
+    action, policy, _ = jax.jit(parts.agent.act)(parts.agent.acting(state), timestep, actor, keys)
+    legal = np.asarray(timestep.legal_actions)
+    assert legal[np.arange(8), np.asarray(action)].all()
+    probs = np.asarray(policy.probs())
+    np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
+    assert (probs[~legal] == 0.0).all()

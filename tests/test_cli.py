@@ -1,0 +1,239 @@
+"""The command's contract: exit codes, one clear line, files, resuming, JSON."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from muesli.cli.main import COMMANDS, main
+from muesli.metrics import read_jsonl
+
+TINY = (
+    "--network.torso-units 8 --network.model-units 8 --network.value-bins 11 "
+    "--network.reward-bins 11 --network.value-max 5 --network.reward-max 5 "
+    "--env.num-envs 4 --batch.online-sequences 4 --batch.batch-sequences 8 "
+    "--batch.sequence-length 5 --batch.replay-capacity-steps 400 --log.eval-episodes 4"
+).split()
+SHORT = "--total-env-steps 400 --log.log-every-steps 100 --log.eval-every-steps 200".split()
+
+
+def command(*arguments, **options):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
+    return subprocess.run(
+        [sys.executable, "-m", "muesli.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=240,
+        check=False,
+        **options,
+    )
+
+
+def test_help_is_quick_and_does_not_import_jax():
+    began = time.monotonic()
+    result = command("--help")
+    assert result.returncode == 0 and all(name in result.stdout for name in COMMANDS)
+    assert time.monotonic() - began < 1.5  # 0.05 s on an idle machine
+    probe = "import sys, muesli.cli.main as m; m.main(['--help']); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tarin"], "unknown command 'tarin' (did you mean train?)"),
+        (["train", "ctach"], "unknown preset 'ctach' (did you mean catch?)"),
+        (["train", "catch", "--batch.online-sequencess", "3"], "--batch.online-sequences"),
+        (["train", "catch", "--seed", "x"], "--seed"),
+        (["train", "catch", "--update.name", "muesly"], "update.name: there is no 'muesly'"),
+        (["train", "catch", "--agent.discount", "1.5"], "agent.discount: must be in [-1, 1]"),
+        (["train", "catch", "--agent.discount", "-1"], "agent.discount: catch has one player"),
+        (["train", "catch", "--batch.online-sequences", "3"], "env.num_envs: must be a multiple"),
+        (["train", "catch", "--batch.replay-capacity-steps", "10"], "batch.replay_capacity_steps"),
+        (["train", "catch", "--batch.sequence-length", "3"], "batch.sequence_length: must be at"),
+        (["train", "catch", "--update.kl-samples", "0"], "update.kl_samples: must be at least 1"),
+        (["train", "catch", "--env.name", "cach"], "did you mean catch"),
+        (["train", "catch", "--network.torso", "mlp", "--seeds", "0"], "--seeds: must be at least"),
+        (["train", "catch", "--env.name", "recall", "--network.torso", "impala"], "network.torso"),
+        (["train", "atari"], "env.name: this version has no environment 'atari:ms_pacman'"),
+        (["train", "--init-from", "/nowhere"], "--init-from: /nowhere holds no run"),
+        (["resume", "/nowhere"], "/nowhere holds no run"),
+        (["eval", "/nowhere"], "/nowhere holds no run"),
+        (["plot", "/nowhere"], "/nowhere holds no run"),
+        (["list", "prests"], "invalid choice"),
+    ],
+)
+def test_bad_input_is_answered_on_one_screen_with_exit_code_2(arguments, message, capsys, tmp_path):
+    if arguments[0] == "train":
+        arguments = [*arguments, "--run-dir", str(tmp_path / "run")]
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert code == 2
+    assert message in text
+    assert "Traceback" not in text and len(text.splitlines()) < 25
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_an_unwritable_run_directory_is_named(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["train", "catch", *TINY, "--run-dir", str(tmp_path / "file" / "run")]) == 2
+    assert "run_dir: cannot write to" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(["train", "catch", *TINY, *SHORT, "--run-dir", str(run_dir)]) == 0
+    return run_dir
+
+
+def test_a_run_directory_holds_what_the_contract_says(finished_run):
+    names = {p.name for p in finished_run.iterdir()}
+    assert names >= {
+        "config.json", "run.json", "metrics.jsonl", "episodes.jsonl", "curve.png", "checkpoints",
+        "tensorboard",
+    }  # fmt: skip
+    rows = read_jsonl(finished_run / "metrics.jsonl")
+    assert [r["env_steps"] for r in rows] == [120, 220, 320, 420]
+    last = rows[-1]
+    for name in (
+        "env_frames", "updates", "episode_return_mean", "frames_per_second", "replay_fraction",
+        "policy_lag_updates", "replay_age_updates", "policy_entropy", "kl_prior_online",
+        "kl_cmpo_online", "advantage_clipped_share", "value_explained_variance",
+        "q_action_gap_sigmas", "q_error_ratio", "feature_scale", "rho_clipped_share",
+        "advantage_sigma", "update_clip_share", "loss_reward_step_1", "eval_return_mean",
+    ):  # fmt: skip
+        assert name in last, name
+    assert last["replay_fraction"] == 0.5 and last["updates"] == 20
+    episodes = read_jsonl(finished_run / "episodes.jsonl")
+    assert all(e["length"] == 9 and e["return"] in (-1.0, 1.0) for e in episodes)
+    # 4 environments, 105 records each, 10 records an episode: 10 whole episodes each.
+    assert len(episodes) == 40
+    config = json.loads((finished_run / "config.json").read_text())
+    assert config["batch"]["online_sequences"] == 4
+    assert json.loads((finished_run / "run.json").read_text())["muesli"]
+
+
+def test_eval_prints_one_json_object(finished_run, capsys):
+    assert main(["eval", str(finished_run), "--episodes", "6", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["episodes"] == 6 and result["length_mean"] == 9.0
+    assert {"return_mean", "return_stderr"} <= set(result)
+    for mode in ("online", "cmpo", "q_softmax", "random"):
+        assert main(["eval", str(finished_run), "--episodes", "4", "--act-with", mode]) == 0
+
+
+def test_a_finished_run_answers_already_complete(finished_run, capsys):
+    assert main(["resume", str(finished_run)]) == 0
+    assert "already complete" in capsys.readouterr().out
+
+
+def test_a_second_run_does_not_overwrite_the_first(finished_run, capsys):
+    assert main(["train", "catch", *TINY, "--run-dir", str(finished_run)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_record_and_plot_make_files(finished_run, tmp_path):
+    video, picture = tmp_path / "v.mp4", tmp_path / "p.png"
+    arguments = ["--episodes", "1", "-o", str(video)]
+    assert main(["record", str(finished_run), *arguments]) == 0
+    assert video.stat().st_size > 1000
+    assert main(["plot", str(finished_run), "-o", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_init_from_starts_with_another_runs_parameters(finished_run, tmp_path):
+    from muesli.runners.player import load
+
+    run_dir = tmp_path / "second"
+    steps = "--total-env-steps 40 --log.log-every-steps 20 --optimiser.learning-rate 1e-9".split()
+    assert main(["train", "catch", *TINY, *steps, "--init-from", str(finished_run), "--run-dir",
+                 str(run_dir)]) == 0  # fmt: skip
+    import jax
+    import numpy as np
+
+    for a, b in zip(
+        jax.tree.leaves(load(finished_run).state.online),
+        jax.tree.leaves(load(run_dir).state.online),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
+    assert main(["train", "catch", *TINY, *SHORT, "--seeds", "2", "--run-dir", str(tmp_path)]) == 0
+    rows = [read_jsonl(tmp_path / f"seed-{k}" / "metrics.jsonl") for k in (0, 1)]
+    assert rows[0][-1]["env_steps"] == rows[1][-1]["env_steps"] == 420
+    assert rows[0][-1]["loss_total"] != rows[1][-1]["loss_total"]
+    seeds = [
+        json.loads((tmp_path / f"seed-{k}" / "config.json").read_text())["seed"] for k in (0, 1)
+    ]
+    assert seeds == [0, 1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_resume_ends_where_an_unbroken_run_ends(tmp_path, number, code):
+    arguments = [*TINY, "--total-env-steps", "20000", "--log.log-every-steps", "400"]
+    arguments += ["--log.eval-every-steps", "4000"]
+    run_dir = tmp_path / "broken"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "muesli.cli.main", "train", "catch", *arguments, "--run-dir",
+         str(run_dir)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for_rows(run_dir / "metrics.jsonl", 3)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code and "muesli resume" in output
+    if number == signal.SIGTERM:
+        return
+    assert main(["resume", str(run_dir)]) == 0
+    whole = tmp_path / "whole"
+    assert main(["train", "catch", *arguments, "--run-dir", str(whole)]) == 0
+    assert timeless(run_dir) == timeless(whole)
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    for _ in range(600):
+        if path.exists() and len(read_jsonl(path)) >= count:
+            return
+        time.sleep(0.2)
+    raise AssertionError("the run did not start")
+
+
+def timeless(run_dir: Path) -> list[dict]:
+    rows = read_jsonl(run_dir / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if "second" not in k and "time" not in k} for r in rows]
+
+
+def test_a_directory_in_use_is_refused(tmp_path, capsys):
+    from muesli.config import Config
+    from muesli.runners.rundir import RunDirectory
+
+    held = RunDirectory.create(tmp_path / "run", Config())
+    assert main(["train", "catch", *TINY, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "in use by another process" in capsys.readouterr().err
+    held.release()
+
+
+@pytest.mark.parametrize("what", ["presets", "envs", "updates", "networks"])
+def test_list_prints_names_and_json(what, capsys):
+    assert main(["list", what, "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(e["name"] and e["summary"] for e in entries)
+
+
+def test_doctor_says_what_is_there(capsys):
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "device 0" in text and "extra atari" in text

@@ -1,0 +1,108 @@
+"""The ring against a plain list of everything that was ever written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from muesli import replay as ring
+from muesli.distributions import Categorical
+from muesli.types import ActorState, StepType, Trajectory, Transition
+
+SLOTS, LENGTH, CHUNKS = 3, 4, 5
+
+
+def chunk(index: int, frame_stack: int = 1) -> Trajectory:
+    """Chunk ``index`` of every slot: each number says which slot and which time it came from."""
+    time = index * LENGTH + np.arange(LENGTH + 1)
+    stamp = 1000.0 * np.arange(SLOTS)[:, None] + time[None, :]
+    step_type = np.where(time % 6 == 0, StepType.FIRST, StepType.MID)
+    step_type = np.broadcast_to(step_type, (SLOTS, LENGTH + 1))
+    episode_start = time - time % 6
+    frames = [np.maximum(time - back, episode_start) for back in range(frame_stack - 1, -1, -1)]
+    observation = np.stack([1000.0 * np.arange(SLOTS)[:, None] + f[None, :] for f in frames], -1)
+    transitions = Transition(
+        observation=jnp.asarray(observation, jnp.float32),
+        action=jnp.asarray(time[None, :] % 3 + 0 * stamp, jnp.int32),
+        behaviour=Categorical(jnp.asarray(np.repeat(stamp[..., None], 3, -1), jnp.float32)),
+        reward=jnp.asarray(stamp, jnp.float32),
+        discount=jnp.ones((SLOTS, LENGTH + 1)),
+        step_type=jnp.asarray(step_type, jnp.int32),
+    )
+    start = ActorState(
+        recurrent=jnp.asarray(stamp[:, :1] + 0.5, jnp.float32),
+        last_action=jnp.zeros((SLOTS,), jnp.int32),
+        last_reward=jnp.asarray(stamp[:, 0], jnp.float32),
+    )
+    return Trajectory(transitions, start)
+
+
+def filled(count: int, frame_stack: int = 1) -> ring.Replay:
+    one = jax.tree.map(lambda x: x[0], chunk(0, frame_stack))
+    replay = ring.init_replay(one, SLOTS, CHUNKS, frame_stack)
+    for index in range(count):
+        replay = ring.write(replay, chunk(index, frame_stack), frame_stack)
+    return replay
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 6, 13])
+def test_samples_are_whole_sequences_with_the_state_of_their_start(count):
+    replay = filled(count)
+    sample = jax.jit(ring.sample, static_argnums=2)(replay, jax.random.key(count), 200)
+    stamp = np.asarray(sample.batch.transitions.reward)
+    # Each sequence is T + 1 consecutive records of one slot, the last being the next chunk's first.
+    np.testing.assert_array_equal(np.diff(stamp, axis=1), 1.0)
+    np.testing.assert_array_equal(sample.batch.transitions.observation[..., 0], stamp)
+    np.testing.assert_array_equal(sample.batch.transitions.behaviour.logits[..., 1], stamp)
+    # It starts where a chunk starts, with the recurrent state stored there.
+    time = stamp[:, 0] % 1000
+    np.testing.assert_array_equal(time % LENGTH, 0)
+    np.testing.assert_array_equal(sample.batch.start.recurrent[:, 0], stamp[:, 0] + 0.5)
+    np.testing.assert_array_equal(sample.batch.start.last_reward, stamp[:, 0])
+    # Exactly the sampleable chunks occur: not the newest, nothing overwritten.
+    newest = count - 1
+    oldest = max(0, count - CHUNKS)
+    assert set(time // LENGTH) == set(range(oldest, newest))
+    assert set(stamp[:, 0] // 1000) == set(range(SLOTS))
+    np.testing.assert_array_equal(sample.age_chunks, newest - time // LENGTH)
+
+
+def test_sampling_is_uniform_over_slots_and_chunks():
+    replay = filled(9)
+    sample = ring.sample(replay, jax.random.key(0), 24_000)
+    stamp = np.asarray(sample.batch.transitions.reward[:, 0])
+    _, counts = np.unique(stamp, return_counts=True)
+    assert len(counts) == SLOTS * (CHUNKS - 1)
+    # 12 equally likely starts, 2,000 each; five standard deviations are 5·√(2000·11/12) ≈ 214.
+    assert np.abs(counts - 2000).max() < 214
+
+
+@pytest.mark.parametrize("count", [3, 5, 6, 11])
+def test_frame_stacks_are_rebuilt_from_single_frames(count):
+    stack = 3
+    replay = filled(count, stack)
+    assert replay.records.observation.shape == (SLOTS, CHUNKS * LENGTH, 1)
+    sample = ring.sample(replay, jax.random.key(1), 300, stack)
+    stamp = np.asarray(sample.batch.transitions.reward)
+    base, time = stamp - stamp % 1000, stamp % 1000
+    episode_start = time - time % 6
+    for back in range(stack):
+        wanted = base + np.maximum(time - back, episode_start)
+        got = sample.batch.transitions.observation[..., stack - 1 - back]
+        np.testing.assert_array_equal(got, wanted)
+    # In a full ring the history of the oldest chunk is gone, so it is not sampled.
+    oldest = max(0, count - CHUNKS) + (1 if count >= CHUNKS else 0)
+    assert set(time[:, 0] // LENGTH) == set(range(oldest, count - 1))
+
+
+def test_a_batch_is_online_sequences_first_then_replayed_ones():
+    replayed = ring.sample(filled(4), jax.random.key(0), 5).batch
+    batch = ring.mix(chunk(9), replayed)
+    assert batch.transitions.reward.shape == (SLOTS + 5, LENGTH + 1)
+    np.testing.assert_array_equal(batch.transitions.reward[:SLOTS], chunk(9).transitions.reward)
+    np.testing.assert_array_equal(batch.start.recurrent[SLOTS:], replayed.start.recurrent)
+
+
+def test_capacity_is_counted_in_steps_of_all_environments():
+    assert ring.ring_chunks(1000, slots=10, length=10) == 10
+    assert ring.ring_chunks(1099, slots=10, length=10) == 10
