@@ -138,7 +138,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
             metrics = {f"loss_{name}": loss for name, loss in losses.items()}
             metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
-            metrics |= diagnostics(config, inputs, prior, targets, model, moment, value_support)
+            metrics |= diagnostics(config, inputs, prior, targets, model, moment)
             return total, (moment, metrics)
 
         (total, (moment, metrics)), gradients = jax.value_and_grad(loss_fn, has_aux=True)(
@@ -367,7 +367,8 @@ def make_targets(
     """Everything the losses hold constant, batch-major, and the updated advantage moment."""
     records = batch.transitions
     key_kl, key_retrace = jax.random.split(key)
-    behaviour = _with_prior_at_bootstrap(records.behaviour, prior.policy)
+    behaviour = _with_bootstrap(records.behaviour, prior.policy)
+    taken = _with_bootstrap(records.action, prior.policy.mode())
     mixed = mix_prior(
         prior.policy,
         behaviour,
@@ -376,7 +377,7 @@ def make_targets(
     )
     actions, weights, log_prior = _candidate_actions(mixed, key_kl, config.update.kl_samples)
     q = _action_values(
-        network, config, spec, state.prior, prior.embedding, records.action, actions,
+        network, config, spec, state.prior, prior.embedding, taken, actions,
         online.policy, key_retrace,
     )  # fmt: skip
 
@@ -386,8 +387,8 @@ def make_targets(
         value = jnp.sum(weights * q.candidates, axis=-1)
 
     # G and v*, bootstrapping from q̂_prior.
-    log_pi = online.policy.log_prob(records.action)
-    log_behaviour = behaviour.log_prob(records.action)
+    log_pi = online.policy.log_prob(taken)
+    log_behaviour = behaviour.log_prob(taken)
     rewards = records.reward[:, :-1]
     discounts = config.agent.discount * records.discount[:, :-1]
     ratio = importance_ratio(log_pi, log_behaviour)[:, :-1]
@@ -413,7 +414,7 @@ def make_targets(
         policy=None,
         prior=prior.policy,
         behaviour=behaviour,
-        action=records.action,
+        action=taken,
         advantage=pad(errors) / sigma,
         q_advantage=(q.taken - value) / sigma,
         rho=clipped_importance_ratio(log_pi, log_behaviour),
@@ -421,15 +422,15 @@ def make_targets(
         temperature=jnp.broadcast_to(jnp.exp(state.dual.log_temperature), value.shape),
     )
     values, valid = _value_targets(config, returns, records.step_type)
-    targets = Targets(returns.returns, values, valid, rewards, discounts, records.step_type, inputs)
+    targets = Targets(
+        returns.returns, values, valid, rewards, discounts, records.step_type, inputs, value
+    )
     return targets, moment
 
 
-def _with_prior_at_bootstrap(behaviour: Policy, prior: Policy) -> Policy:
-    """The behaviour policy, with the prior in its place at the bootstrap record, where the actor
-    has not yet chosen.
-    """
-    return jax.tree.map(lambda b, p: jnp.concatenate([b[:, :-1], p[:, -1:]], 1), behaviour, prior)
+def _with_bootstrap(records: PyTree, prior: PyTree) -> PyTree:
+    """What the actors did, with the prior's choice at the bootstrap record, where none was made."""
+    return jax.tree.map(lambda r, p: jnp.concatenate([r[:, :-1], p[:, -1:]], 1), records, prior)
 
 
 def _candidate_actions(

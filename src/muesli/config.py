@@ -321,10 +321,23 @@ def validate(config: Config) -> None:
         "update.clip_threshold",
         f"must be positive, or None, got {update.clip_threshold}",
     )
+    _require(agent.discount != 0.0, "agent.discount", "must not be 0, which marks an episode's end")
+    _require(
+        not (update.sampled_normaliser == "oracle" and update.name not in ("muesli", "cmpo")),
+        "update.sampled_normaliser",
+        f"oracle is for the updates muesli and cmpo, not {update.name}",
+    )
     _require(
         not (agent.return_estimator == "vtrace" and update.beta_loo),
         "update.beta_loo",
         "must be False with agent.return_estimator vtrace, which has no action values",
+    )
+    net = config.network
+    muzero = (net.torso == "muzero", net.model == "muzero", net.core == "none")
+    _require(
+        muzero[0] == muzero[1] and (muzero[2] or not muzero[0]),
+        "network.model",
+        "muzero goes with network.torso muzero and network.core none, and only with them",
     )
     _validate_batch(config)
 
@@ -351,7 +364,7 @@ def _validate_batch(config: Config) -> None:
     if batch.online_sequences < batch.batch_sequences:
         chunk = num_envs * batch.sequence_length
         # With frame stacks a full ring gives up its oldest chunk as well as its newest.
-        chunks = 2 if config.env.frame_stack == 1 else 3
+        chunks = 2 - (-(config.env.frame_stack - 1) // batch.sequence_length)
         smallest = max(chunks * chunk, batch.batch_sequences * batch.sequence_length)
         _require(
             batch.replay_capacity_steps >= smallest,

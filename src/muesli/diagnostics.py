@@ -9,7 +9,6 @@ from muesli.config import Config
 from muesli.losses import ModelLosses
 from muesli.ops.moments import deviation
 from muesli.ops.targets import distillation
-from muesli.ops.values import Support, decode
 from muesli.policy_updates import cmpo_target
 from muesli.types import (
     Array,
@@ -34,20 +33,24 @@ def diagnostics(
     targets: Targets,
     model: ModelLosses,
     moment: Moment,
-    value_support: Support,
 ) -> Metrics:
     """One number per question, each [], from one batch: records [B, T + 1]."""
     trained = ~is_last(targets.step_type[:, :-1])
     mean = lambda x: masked_mean(x, trained)  # noqa: E731
     head = lambda x: x[:, :-1]  # noqa: E731
     sigma = deviation(moment, config.agent.moment_epsilon)
-    value = decode(prior.value_logits, value_support)[:, :-1]
+    assert targets.baseline is not None
+    value = targets.baseline[:, :-1]
     errors = targets.returns - value
     q_errors = errors - head(inputs.q_advantage) * sigma
     spread = targets.returns - mean(targets.returns)
-    advantages = inputs.candidates.advantages
+    advantages, weights = inputs.candidates.advantages, inputs.candidates.weights
+    possible = weights > 0.0
+    count = jnp.maximum(1, jnp.sum(possible, -1))
+    best = jnp.max(jnp.where(possible, advantages, -jnp.inf), -1)
+    gap = best - jnp.sum(advantages * possible, -1) / count
     threshold = config.update.clip_threshold or jnp.inf
-    clipped = jnp.abs(config.update.advantage_scale * advantages) > threshold
+    clipped = possible & (jnp.abs(config.update.advantage_scale * advantages) > threshold)
     cmpo = jax.vmap(jax.vmap(lambda x: distillation(x.policy, cmpo_target(x, config.update))))
     ratio = inputs.policy.log_prob(inputs.action) - inputs.behaviour.log_prob(inputs.action)
     features = jax.tree.leaves(prior.embedding)[0]
@@ -56,8 +59,8 @@ def diagnostics(
         "kl_prior_online": mean(head(inputs.prior.kl(inputs.policy))),
         "kl_cmpo_online": mean(head(cmpo(inputs))),
         "advantage_sigma": sigma,
-        "advantage_clipped_share": mean(head(jnp.mean(clipped, axis=-1))),
-        "q_action_gap_sigmas": mean(head(jnp.max(advantages, -1) - jnp.mean(advantages, -1))),
+        "advantage_clipped_share": mean(head(jnp.sum(clipped, axis=-1) / count)),
+        "q_action_gap_sigmas": mean(head(gap)),
         "q_error_ratio": mean(jnp.square(q_errors)) / jnp.maximum(mean(jnp.square(errors)), 1e-12),
         "value_explained_variance": 1.0
         - mean(jnp.square(errors - mean(errors))) / jnp.maximum(mean(jnp.square(spread)), 1e-12),
@@ -67,8 +70,13 @@ def diagnostics(
         "rho_clipped_share": mean(head(ratio > 0.0)),
         "feature_scale": jnp.sqrt(jnp.mean(jnp.square(features.astype(jnp.float32)))),
     }
-    for name in ("reward", "value", "policy"):
+    for name, valid in (
+        ("reward", model.outcome_valid),
+        ("value", model.outcome_valid),
+        ("policy", model.policy_valid),
+    ):
         steps = getattr(model, f"{name}_steps")
         for k in range(config.model.unroll_steps):
-            metrics[f"loss_{name}_step_{k + 1}"] = mean(steps[:, :, k])
+            counted = valid[:, :, k] & trained
+            metrics[f"loss_{name}_step_{k + 1}"] = masked_mean(steps[:, :, k], counted)
     return metrics

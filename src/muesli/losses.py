@@ -50,7 +50,8 @@ class UnrollMasks(NamedTuple):
 class ModelLosses(NamedTuple):
     """Losses of one sequence, each [T] f32, and each unroll step's own for the diagnostics.
 
-    reward, value, policy: [T]; reward_steps, value_steps, policy_steps: [T, K], masked.
+    reward, value, policy: [T]; reward_steps, value_steps, policy_steps: [T, K], masked by
+    outcome_valid, outcome_valid and policy_valid: [T, K] bool.
     """
 
     reward: Array
@@ -59,6 +60,8 @@ class ModelLosses(NamedTuple):
     reward_steps: Array
     value_steps: Array
     policy_steps: Array
+    outcome_valid: Array
+    policy_valid: Array
 
 
 def unroll_index(length: int, unroll_steps: int) -> np.ndarray:
@@ -194,4 +197,6 @@ def model_losses(
         reward_steps=reward_steps * masks.outcome,
         value_steps=value_steps * valid,
         policy_steps=policy_steps,
+        outcome_valid=masks.outcome,
+        policy_valid=masks.policy,
     )

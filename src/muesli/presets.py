@@ -124,12 +124,72 @@ def catch() -> Config:
     )
 
 
+def illustrative_mdp() -> Config:
+    """The paper's four-state MDP without distinguishable states; the best policy is stochastic."""
+    base = catch()
+    return replace(
+        base,
+        total_env_steps=40_000,
+        env=EnvConfig(name="illustrative_mdp", num_envs=8),
+        network=replace(base.network, torso_units=16, model_units=16),
+        agent=AgentConfig(discount=1.0, retrace_samples=None),
+        log=replace(base.log, log_every_steps=2_000, eval_every_steps=10_000),
+    )
+
+
+def recall() -> Config:
+    """A cue to remember over five steps: needs the LSTM core."""
+    base = catch()
+    return replace(
+        base,
+        total_env_steps=60_000,
+        env=EnvConfig(name="recall", num_envs=8),
+        network=replace(base.network, core="lstm", torso_units=32, core_units=32, model_units=32),
+        log=replace(base.log, log_every_steps=2_000),
+    )
+
+
+def tic_tac_toe() -> Config:
+    """Tic-tac-toe by self-play: the discount of −1 turns every return into negamax."""
+    base = catch()
+    return replace(
+        base,
+        total_env_steps=150_000,
+        env=EnvConfig(name="tic_tac_toe", num_envs=16),
+        agent=AgentConfig(discount=-1.0, retrace_samples=None),
+        batch=BatchConfig(
+            batch_sequences=64,
+            online_sequences=16,
+            sequence_length=10,
+            replay_capacity_steps=30_000,
+        ),
+    )
+
+
+def connect_four() -> Config:
+    """Connect-four by self-play with a small convolutional network."""
+    base = tic_tac_toe()
+    return replace(
+        base,
+        total_env_steps=500_000,
+        env=EnvConfig(name="connect_four", num_envs=32),
+        network=replace(base.network, torso="conv_small", torso_channels=(16,)),
+        optimiser=OptimiserConfig(learning_rate=1e-3),
+        batch=BatchConfig(
+            batch_sequences=128,
+            online_sequences=32,
+            sequence_length=16,
+            replay_capacity_steps=100_000,
+        ),
+    )
+
+
 def minatar() -> Config:
     """MinAtar Breakout on a laptop: the default run."""
     base = catch()
     return replace(
         base,
-        total_env_steps=600_000,
+        total_env_steps=500_000,
         env=EnvConfig(name="minatar_breakout", num_envs=16),
         network=replace(
             base.network,
@@ -152,6 +212,31 @@ def minatar() -> Config:
     )
 
 
+def minatar_gpu() -> Config:
+    """MinAtar on one GPU: 20M steps with a wider network and batches to fill the chip."""
+    base = minatar()
+    return replace(
+        base,
+        total_env_steps=20_000_000,
+        env=replace(base.env, num_envs=512),
+        network=replace(
+            base.network, torso_channels=(32,), torso_units=256, core_units=256, model_units=256
+        ),
+        batch=BatchConfig(
+            batch_sequences=512,
+            online_sequences=128,
+            sequence_length=16,
+            replay_capacity_steps=1_000_000,
+        ),
+        log=LogConfig(
+            log_every_steps=400_000,
+            eval_every_steps=5_000_000,
+            eval_episodes=128,
+            checkpoint_every_steps=0,
+        ),
+    )
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "atari": atari,
     "atari_stacked": atari_stacked,
@@ -159,7 +244,12 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "go": go,
     "mujoco": mujoco,
     "catch": catch,
+    "illustrative_mdp": illustrative_mdp,
+    "recall": recall,
+    "tic_tac_toe": tic_tac_toe,
+    "connect_four": connect_four,
     "minatar": minatar,
+    "minatar_gpu": minatar_gpu,
 }
 """Every preset by name."""
 
@@ -169,4 +259,6 @@ DEFAULT_PRESET = "minatar"
 def with_update(config: Config, name: str) -> Config:
     """The same run with another policy update and that update's own hyperparameters."""
     defaults = UPDATE_DEFAULTS.get(name, UpdateConfig(name=name))
-    return replace(config, update=replace(defaults, kl_samples=config.update.kl_samples))
+    mine = config.update
+    update = replace(defaults, kl_samples=mine.kl_samples, beta_loo=mine.beta_loo)
+    return replace(config, update=update)

@@ -89,17 +89,26 @@ def write(replay: Replay, batch: Trajectory, frame_stack: int = 1) -> Replay:
     return Replay(records, starts, replay.written + 1)
 
 
+def lost_chunks(frame_stack: int, length: int) -> int:
+    """Oldest chunks of a full ring whose frame stacks reach back to what was overwritten."""
+    return -(-(frame_stack - 1) // length)
+
+
 def num_sampleable(replay: Replay, frame_stack: int = 1) -> Array:
     """How many chunks of each slot can be sampled now, []."""
     chunks = replay.starts.last_reward.shape[1]
     full = replay.written >= chunks
     present = jnp.minimum(replay.written, chunks)
-    lost_history = full if frame_stack > 1 else False
+    length = replay.records.reward.shape[1] // chunks
+    lost_history = full * lost_chunks(frame_stack, length)
     return present - 1 - lost_history
 
 
 def sample(replay: Replay, key: PRNGKey, num_sequences: int, frame_stack: int = 1) -> Sample:
-    """``num_sequences`` sequences, uniformly over slots and sampleable chunks, with replacement."""
+    """``num_sequences`` sequences, uniformly over slots and sampleable chunks, with replacement.
+
+    At least two chunks must have been written, or there is nothing to sample.
+    """
     slots, chunks = replay.starts.last_reward.shape
     length = replay.records.reward.shape[1] // chunks
     slot_key, chunk_key = jax.random.split(key)

@@ -212,7 +212,8 @@ class Targets(NamedTuple):
 
     returns: [T], G_t; values: [T + 1], targets of the value predictions; values_valid: [T + 1]
     bool; rewards: [T], r_{t+1}; discounts: [T], γ_{t+1}; step_type: [T + 1];
-    policy: PolicyInputs with leading axis [T + 1], its ``policy`` field aside (None here).
+    policy: PolicyInputs with leading axis [T + 1], its ``policy`` field aside (None here);
+    baseline: [T + 1], v̂_prior(s_t), for the diagnostics.
     """
 
     returns: Array
@@ -222,6 +223,7 @@ class Targets(NamedTuple):
     discounts: Array
     step_type: Array
     policy: PolicyInputs
+    baseline: Array | None = None
 
 
 class Moment(NamedTuple):

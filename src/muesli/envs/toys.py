@@ -33,7 +33,9 @@ def catch(rows: int = 10, columns: int = 5) -> JaxEnv:
 
     def reset(key: PRNGKey) -> tuple[CatchState, TimeStep]:
         column = jax.random.randint(key, (), 0, columns)
-        state = CatchState(jnp.stack([jnp.zeros_like(column), column]), jnp.asarray(columns // 2))
+        state = CatchState(
+            jnp.stack([jnp.zeros_like(column), column]), jnp.asarray(columns // 2, jnp.int32)
+        )
         return state, first(observe(state))
 
     def step(state: CatchState, action: Array, key: PRNGKey) -> tuple[CatchState, TimeStep]:
@@ -59,7 +61,7 @@ def illustrative_mdp() -> JaxEnv:
 
     def reset(key: PRNGKey) -> tuple[Array, TimeStep]:
         del key
-        return jnp.asarray(0), first(observation)
+        return jnp.zeros((), jnp.int32), first(observation)
 
     def step(state: Array, action: Array, key: PRNGKey) -> tuple[Array, TimeStep]:
         del key
@@ -77,7 +79,7 @@ def bandit(num_actions: int = 4) -> JaxEnv:
 
     def reset(key: PRNGKey) -> tuple[Array, TimeStep]:
         del key
-        return jnp.asarray(0), first(observation)
+        return jnp.zeros((), jnp.int32), first(observation)
 
     def step(state: Array, action: Array, key: PRNGKey) -> tuple[Array, TimeStep]:
         reward = means[action] + 0.1 * jax.random.normal(key)
@@ -108,7 +110,7 @@ def recall(delay: int = 5) -> JaxEnv:
         )
 
     def reset(key: PRNGKey) -> tuple[RecallState, TimeStep]:
-        state = RecallState(jax.random.randint(key, (), 0, 2), jnp.asarray(0))
+        state = RecallState(jax.random.randint(key, (), 0, 2), jnp.zeros((), jnp.int32))
         return state, first(observe(state))
 
     def step(state: RecallState, action: Array, key: PRNGKey) -> tuple[RecallState, TimeStep]:

@@ -75,6 +75,9 @@ class _Heads(nnx.Module):
         if self.spec.num_actions is not None:
             return Categorical.masked(parameters, legal)
         loc, log_scale = jnp.split(parameters, 2, axis=-1)
+        if self.config.squash_actions:
+            # Beyond ±5, tanh has reached its edge and an action no longer tells where it came from.
+            loc = 5.0 * jnp.tanh(loc / 5.0)
         log_scale = jnp.clip(
             log_scale + self.config.init_log_scale,
             self.config.min_log_scale,

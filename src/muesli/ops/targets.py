@@ -30,7 +30,7 @@ def mix_prior(
     """
     if not isinstance(prior, Categorical) or not isinstance(behaviour, Categorical):
         return prior
-    rest = 1.0 - uniform_weight - behaviour_weight
+    rest = jnp.maximum(0.0, 1.0 - uniform_weight - behaviour_weight)
     uniform = uniform_like(prior)
     allowed = Categorical.masked(behaviour.logits, uniform.probs() > 0.0)
     components = (prior, uniform, allowed)

@@ -21,7 +21,8 @@ from muesli.runners.rundir import read_config
 from muesli.runners.train import Parts, build, load_agent_state
 from muesli.types import ActorState, Array, PRNGKey, TimeStep, is_first
 
-ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "random")
+# Keeps an evaluation's keys apart from those of a training run with the same seed.
+_EVAL_STREAM = 2**31 - 5
 
 
 class Thought(NamedTuple):
@@ -84,7 +85,9 @@ class Player:
             reward_scale=self.config.env.reward_scale,
         )
         acting = self._acting["online" if act_with == "online" else "prior"]
-        return jax.device_get(jax.jit(run)(acting, jax.random.key(seed)))
+        return jax.device_get(
+            jax.jit(run)(acting, jax.random.fold_in(jax.random.key(seed), _EVAL_STREAM))
+        )
 
     def think(self, timestep: TimeStep, state: ActorState) -> Thought:
         """Policy, value and q̂ of one state (batch of one)."""

@@ -229,9 +229,10 @@ class _Run:
         if init_from is not None:
             self.state = self._with_parameters(load_agent_state(Path(init_from), self.parts))
         self.logs = [RunLog(d.path) for d in self.directories]
-        for _ in range(self.parts.schedule.warm_up):
+        for chunk in range(self.parts.schedule.warm_up):
             self.state, finished = self._warm_up(self.state)
-            self._record_episodes(jax.tree.map(lambda x: x[..., None, :, :], finished), 0)
+            before = chunk * self.parts.schedule.steps_per_iteration
+            self._record_episodes(jax.tree.map(lambda x: x[..., None, :, :], finished), before)
 
     def _with_parameters(self, source: PyTree) -> RunState:
         ours = jax.tree.map(jnp.shape, self._one(self.state.agent.online, 0))
