@@ -148,12 +148,14 @@ def slow_model_losses(case: Case, config: ModelLossConfig) -> ModelLosses:
     length, steps = predictions.reward_logits.shape[:2]
     reward, value, policy = np.zeros(length), np.zeros(length), np.zeros(length)
     each = np.zeros((3, length, steps))
+    counts = np.zeros((2, length, steps), bool)
     for t in range(length):
         reward_terms, value_terms = [], []
         for k in range(1, steps + 1):
             outcome, has_policy, absorbed = walk(
                 targets.step_type, targets.discounts, t, k, config.absorbing
             )
+            counts[:, t, k - 1] = outcome, has_policy
             value_logits = predictions.value_logits[t, k - 1]
             if outcome and config.q_model == "direct":
                 target = 0.0 if absorbed else targets.returns[t + k - 1]
@@ -181,12 +183,15 @@ def slow_model_losses(case: Case, config: ModelLossConfig) -> ModelLosses:
             predictions.root_value_logits[t], targets.values[t], VALUE_SUPPORT
         )
         root_terms = [root] if targets.values_valid[t] else []
-        reward[t] = np.mean(reward_terms or [0.0])
+        mean = lambda terms, all_of_them: (
+            np.sum(terms) / (max(1, len(terms)) if config.average_over == "valid" else all_of_them)
+        )
+        reward[t] = mean(reward_terms, steps)
         if config.root_value_in_mean:
-            value[t] = np.mean(root_terms + value_terms or [0.0])
+            value[t] = mean(root_terms + value_terms, steps + 1)
         else:
-            value[t] = np.sum(root_terms) + np.mean(value_terms or [0.0])
-    return ModelLosses(reward, value, policy, *each)
+            value[t] = np.sum(root_terms) + mean(value_terms, steps)
+    return ModelLosses(reward, value, policy, *each, *counts)
 
 
 def run(case: Case, config: ModelLossConfig) -> ModelLosses:
@@ -202,6 +207,8 @@ CONFIGS = [
     for q_model, in_mean, absorb in itertools.product(
         ["reward_value", "direct"], [True, False], [True, False]
     )
+] + [
+    ModelLossConfig(unroll_steps=K, average_over="all", root_value_in_mean=r) for r in (True, False)
 ]
 
 
@@ -446,6 +453,12 @@ def test_losses_by_hand() -> None:
     sum_0 = np.log(4) + (np.log(3) + np.log(1.5)) / 2
     assert_allclose(losses.value, [sum_0, np.log(4) + np.log(3)], rtol=1e-6)
 
+    # Over all steps: K = 2 for rewards, K + 1 = 3 for values, however many count.
+    over_all = ModelLossConfig(unroll_steps=2, average_over="all")
+    losses = compiled(predictions, targets, policy_target, over_all, support, support)
+    assert_allclose(losses.reward, [np.log(3), np.log(3) / 2], rtol=1e-6)
+    assert_allclose(losses.value, [mean_0, (np.log(4) + np.log(3)) / 3], rtol=1e-6)
+
 
 @pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda c: f"{c.q_model}-{c.root_value_in_mean}-{c.absorbing}"
@@ -457,6 +470,27 @@ def test_losses_equal_a_slow_loop(config: ModelLossConfig, seed: int) -> None:
     losses, slow = jit_run(case, config), slow_model_losses(case, config)
     for name, got, expected in zip(ModelLosses._fields, losses, slow, strict=True):
         assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_averaged_over_all_steps_a_prediction_weighs_the_same_wherever_its_episode_ends() -> None:
+    # The reward right after record 0 has the weight 1/K whether the episode goes on or ends there.
+    logits = np.random.default_rng(0).normal(size=(T, K, REWARD_SUPPORT.num_bins)).astype("f4")
+    case = random_case(5)
+    case = case._replace(predictions=case.predictions._replace(reward_logits=logits))
+    weights = []
+    for second in (MID, LAST):
+        step_type = np.full(T + 1, MID, np.int32)
+        step_type[1] = second
+        targets = case.targets._replace(step_type=step_type)
+        gradient = jax.grad(
+            lambda x, targets=targets: jit_run(
+                Case(case.predictions._replace(reward_logits=x), targets, case.policy_target),
+                ModelLossConfig(unroll_steps=K, average_over="all"),
+            ).reward[0]
+        )(logits)
+        weights.append(gradient[0, 0])
+    assert_allclose(weights[0], weights[1], rtol=1e-6)
+    assert np.abs(weights[0]).max() > 0.0
 
 
 def test_a_direct_model_has_no_reward_loss() -> None:
@@ -513,7 +547,7 @@ def test_bfloat16_predictions_give_float32_losses_close_to_exact_ones() -> None:
     for got, exact in zip(
         jit_run(case._replace(predictions=low), DEFAULT), jit_run(case, DEFAULT), strict=True
     ):
-        assert got.dtype == jnp.float32
+        assert got.dtype == exact.dtype
         assert_allclose(got, exact, atol=0.05)
 
 

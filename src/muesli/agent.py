@@ -171,7 +171,9 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
     def update_dual(dual: Dual, divergence: Array) -> Dual:
         gradient = mpo_dual_gradient(divergence, config.update)
         step, optimiser_state = dual_optimiser.update(gradient, dual.optimiser)
-        return Dual(optax.apply_updates(dual.log_temperature, step), optimiser_state)
+        log_temperature = optax.apply_updates(dual.log_temperature, step)
+        floor = jnp.log(config.update.mpo_min_temperature)
+        return Dual(jnp.maximum(log_temperature, floor), optimiser_state)
 
     def acting(state: AgentState) -> Acting:
         params = state.online if config.agent.act_with == "online" else state.prior

@@ -27,6 +27,8 @@ class UpdateConfig:
     """Bound on E KL(π_MPO, π) that the temperature is trained to keep (mpo)."""
     mpo_init_temperature: float = 1.0
     """Temperature η of π_MPO at the first update (mpo)."""
+    mpo_min_temperature: float = 1.0
+    """Floor of the temperature: π_MPO is never sharper than the normalised advantages (mpo)."""
     mpo_dual_learning_rate: float = 0.01
     """Adam step size of log η (mpo)."""
     direct_mpo_weight: float = 1.0
@@ -80,6 +82,9 @@ class ModelLossConfig:
     """Whether q̂ is r̂ + γ v̂, or predicted as one number."""
     value_target: Literal["state_value", "return"] = "state_value"
     """Train v̂_k towards v*_{t+k}, or towards the raw return G_{t+k}."""
+    average_over: Literal["valid", "all"] = "valid"
+    """Divide reward and value losses by the unroll steps that count, or by all K. The first learns
+    faster where rewards come at an episode's end, the second is unbiased for aliased states."""
     root_value_in_mean: bool = True
     """Average the root's value loss with the K unrolled ones; False adds it to their mean."""
     absorbing: bool = False
@@ -309,6 +314,7 @@ def validate(config: Config) -> None:
     for field, number in (
         ("optimiser.learning_rate", config.optimiser.learning_rate),
         ("update.mpo_init_temperature", update.mpo_init_temperature),
+        ("update.mpo_min_temperature", update.mpo_min_temperature),
         ("update.mpo_kl_limit", update.mpo_kl_limit),
         ("env.reward_scale", config.env.reward_scale),
         ("network.value_max", config.network.value_max),

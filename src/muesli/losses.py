@@ -133,9 +133,10 @@ def policy_model_losses(policy: Policy, target: PolicyTarget) -> Array:
     return jax.vmap(jax.vmap(distillation))(policy, shifted)
 
 
-def _mean_over_steps(losses: Array, mask: Array) -> Array:
-    """Mean over the unroll steps that count, [T]; 0 where none does."""
-    return jnp.sum(losses * mask, axis=1) / jnp.maximum(1.0, jnp.sum(mask, axis=1))
+def _mean_over_steps(losses: Array, mask: Array, average_over: str) -> Array:
+    """Σ of the steps that count, over their number ("valid") or over all steps ("all"): [T]."""
+    steps = jnp.maximum(1.0, jnp.sum(mask, axis=1)) if average_over == "valid" else mask.shape[1]
+    return jnp.sum(losses * mask, axis=1) / steps
 
 
 def model_losses(
@@ -148,10 +149,10 @@ def model_losses(
 ) -> ModelLosses:
     """Reward, value and policy losses of every record of one sequence.
 
-    Rewards and values are averaged over the unroll steps that count, values together with the
-    root's own; the policy loss is Σ_k KL_k / K as printed. policy_target: leading axis [T + 1], or
-    None if the update trains no policy model. Losses of LAST records mean nothing; the caller masks
-    them.
+    The policy loss is Σ_k KL_k / K as printed. Rewards and values (the latter together with the
+    root's own) are averaged as ``config.average_over`` says. policy_target: leading axis [T + 1],
+    or None if the update trains no policy model. Losses of LAST records mean nothing; the caller
+    masks them.
     """
     length = jnp.shape(targets.rewards)[0]
     check_vector(
@@ -175,15 +176,17 @@ def model_losses(
         reward_steps = cross_entropy(predictions.reward_logits, rewards, reward_support)
     value_steps = cross_entropy(predictions.value_logits, unrolled, value_support)
     root = cross_entropy(predictions.root_value_logits, targets.values[:-1], value_support)
-    root_valid = targets.values_valid[:-1]
 
+    root_valid = targets.values_valid[:-1]
     if config.root_value_in_mean:
         value = _mean_over_steps(
             jnp.concatenate([root[:, None], value_steps], axis=1),
             jnp.concatenate([root_valid[:, None], valid], axis=1),
+            config.average_over,
         )
     else:
-        value = root * root_valid + _mean_over_steps(value_steps, valid)
+        unrolled_value = _mean_over_steps(value_steps, valid, config.average_over)
+        value = root * root_valid + unrolled_value
 
     policy_steps = jnp.zeros((length, steps))
     if policy_target is not None and config.policy_model:
@@ -191,7 +194,7 @@ def model_losses(
         check_shape("model_losses", "predictions.policy", policy_steps, (length, steps))
         policy_steps = policy_steps * masks.policy
     return ModelLosses(
-        reward=_mean_over_steps(reward_steps, masks.outcome),
+        reward=_mean_over_steps(reward_steps, masks.outcome, config.average_over),
         value=value,
         policy=jnp.sum(policy_steps, axis=1) / steps,
         reward_steps=reward_steps * masks.outcome,

@@ -78,10 +78,13 @@ def cmpo_target(inputs: PolicyInputs, config: UpdateConfig) -> PolicyTarget:
     return reweighted_target(inputs.candidates, gains, _normaliser(config), config.z_init)
 
 
-def mpo_target(inputs: PolicyInputs, config: UpdateConfig) -> PolicyTarget:
+def mpo_target(
+    inputs: PolicyInputs, config: UpdateConfig, normaliser: Normaliser | None = None
+) -> PolicyTarget:
     """π_MPO at the candidates: gains are adv/η."""
     gains = inputs.candidates.advantages / inputs.temperature
-    return reweighted_target(inputs.candidates, gains, _normaliser(config), config.z_init)
+    normaliser = normaliser or _normaliser(config)
+    return reweighted_target(inputs.candidates, gains, normaliser, config.z_init)
 
 
 def _normaliser(config: UpdateConfig) -> Normaliser:
@@ -134,10 +137,15 @@ def cmpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
 
 
 def mpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
-    """KL(π_MPO, π); the temperature's own step, ``mpo_dual_gradient``, keeps its mean below ε."""
+    """KL(π_MPO, π); the temperature's own step, ``mpo_dual_gradient``, keeps its mean below ε.
+
+    The divergence that is reported, and that the dual sees, normalises the sampled target over its
+    own samples: the leave-one-out estimate has the right gradient but is biased upwards.
+    """
     target = mpo_target(inputs, config)
-    divergence = distillation(inputs.policy, target)
-    return PolicyOutput(divergence, target, {"loss_mpo": divergence})
+    loss = distillation(inputs.policy, target)
+    divergence = distillation(inputs.policy, mpo_target(inputs, config, "exact"))
+    return PolicyOutput(loss, target, {"loss_mpo": divergence})
 
 
 def mpo_dual_gradient(mean_divergence: Array, config: UpdateConfig) -> Array:

@@ -129,9 +129,10 @@ def illustrative_mdp() -> Config:
     base = catch()
     return replace(
         base,
-        total_env_steps=40_000,
+        total_env_steps=60_000,
         env=EnvConfig(name="illustrative_mdp", num_envs=8),
-        network=replace(base.network, torso_units=16, model_units=16),
+        network=replace(base.network, torso_units=32, model_units=32),
+        model=replace(base.model, average_over="all"),
         agent=AgentConfig(discount=1.0, retrace_samples=None),
         log=replace(base.log, log_every_steps=2_000, eval_every_steps=10_000),
     )

@@ -21,7 +21,7 @@ UPDATES = ("muesli", "cmpo", "mpo", "direct_mpo", "pg", "trpo_penalty", "ppo")
 
 
 def train(config, until=None):
-    """Trains ``config`` to its end, or until ``until(return of the newest episodes)``."""
+    """Trains ``config`` to its end, or until two calls in a row return more than ``until``."""
     parts = build(config)
     schedule = parts.schedule
     state = jax.jit(parts.anakin.init)(jax.random.key(config.seed))
@@ -29,11 +29,13 @@ def train(config, until=None):
     for _ in range(schedule.warm_up):
         state, _ = warm_up(state)
     iterate = jax.jit(lambda s: parts.anakin.iterate(s, schedule.per_call), donate_argnums=0)
-    metrics = {}
+    metrics, good = {}, 0
     for _ in range(schedule.calls):
         state, metrics, finished = iterate(state)
         ended = np.asarray(finished.ended)
-        if until is not None and ended.any() and until(np.asarray(finished.total)[ended].mean()):
+        reached = until is not None and np.asarray(finished.total)[ended].mean() > until
+        good = good + 1 if reached else 0
+        if good == 2:
             break
     return parts, state, {k: float(v) for k, v in metrics.items()}
 
@@ -50,8 +52,11 @@ def evaluate(parts, state, act_with="prior", episodes=200):
 
 def catch(update="muesli", core="none", samples=None, reward_scale=1.0):
     base = with_update(presets.catch(), update)
+    # Indirect updates move only where q̂ says so, and wait for the model.
+    steps = 250_000 if update in ("cmpo", "mpo") else 100_000
     return replace(
         base,
+        total_env_steps=steps,
         env=replace(base.env, reward_scale=reward_scale),
         network=replace(base.network, core=core, last_action_and_reward=core == "lstm"),
         update=replace(base.update, kl_samples=samples),
@@ -79,13 +84,13 @@ REST = [
 @pytest.mark.parametrize(("update", "core", "samples"), COVER + REST)
 def test_catch_is_learnt(update, core, samples):
     # A random player scores −0.6, a perfect one +1.
-    parts, state, metrics = train(catch(update, core, samples), until=lambda r: r > 0.985)
+    parts, state, metrics = train(catch(update, core, samples), until=0.97)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
-@pytest.mark.parametrize("scale", [1000.0, 0.001])
+@pytest.mark.parametrize("scale", [1000.0, pytest.param(0.001, marks=pytest.mark.learn)])
 def test_the_scale_of_rewards_does_not_matter(scale):
-    parts, state, metrics = train(catch(reward_scale=scale), until=lambda r: r > 0.985)
+    parts, state, metrics = train(catch(reward_scale=scale), until=0.97)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
@@ -108,6 +113,7 @@ def test_the_best_memoryless_policy_of_the_illustrative_mdp_is_found():
     assert abs(probability_of_up(parts, state) - 5 / 8) <= 0.03, metrics
 
 
+@pytest.mark.learn
 def test_acting_by_action_values_cannot_get_there():
     # At the optimum both action values are 1/4, so their softmax is a coin toss; where it differs,
     # it is because the policy that acts is another. Its return stays short of v(1) = 0.5625.
@@ -118,7 +124,7 @@ def test_acting_by_action_values_cannot_get_there():
 
 
 def test_a_cue_is_remembered_with_an_lstm_and_only_with_one():
-    parts, state, metrics = train(presets.recall(), until=lambda r: r > 0.99)
+    parts, state, metrics = train(presets.recall(), until=0.97)
     assert evaluate(parts, state) >= 0.95, metrics
     base = presets.recall()
     memoryless = replace(base, network=replace(base.network, core="none"), total_env_steps=10_000)
@@ -126,8 +132,9 @@ def test_a_cue_is_remembered_with_an_lstm_and_only_with_one():
     assert evaluate(parts, state) < 0.4
 
 
-def test_tic_tac_toe_against_itself_beats_a_random_player():
-    parts, state, metrics = train(presets.tic_tac_toe())
-    # Returns are +1, 0, −1: 0.9 is 95% when nothing is drawn.
+@pytest.mark.learn
+def test_connect_four_against_itself_beats_a_random_player():
+    parts, state, metrics = train(presets.connect_four())
+    # Returns are +1, 0, −1 and draws are rare: a return of 0.9 is 95% of the games.
     result = evaluate(parts, state, episodes=400)
     assert result >= 0.9, metrics

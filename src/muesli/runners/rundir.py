@@ -101,14 +101,15 @@ def _from_dict(cls: Any, values: dict[str, Any], where: str) -> Any:
 def describe_machine() -> dict[str, Any]:
     """Versions, devices and commit, for ``run.json``."""
     try:
-        commit = subprocess.run(
+        answer = subprocess.run(
             ["git", "rev-parse", "HEAD"],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             timeout=5,
             check=False,
-        ).stdout.strip()
+        )
+        commit = answer.stdout.strip() if answer.returncode == 0 else ""
     except (OSError, subprocess.TimeoutExpired):
         commit = ""
     return {
