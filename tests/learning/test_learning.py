@@ -21,7 +21,7 @@ UPDATES = ("muesli", "cmpo", "mpo", "direct_mpo", "pg", "trpo_penalty", "ppo")
 
 
 def train(config, until=None):
-    """Trains ``config`` to its end, or until two calls in a row return more than ``until``."""
+    """Trains ``config`` to its end, or until three calls in a row return more than ``until``."""
     parts = build(config)
     schedule = parts.schedule
     state = jax.jit(parts.anakin.init)(jax.random.key(config.seed))
@@ -35,7 +35,7 @@ def train(config, until=None):
         ended = np.asarray(finished.ended)
         reached = until is not None and np.asarray(finished.total)[ended].mean() > until
         good = good + 1 if reached else 0
-        if good == 2:
+        if good == 3:
             break
     return parts, state, {k: float(v) for k, v in metrics.items()}
 

@@ -1,0 +1,88 @@
+"""The in-jit loop: keys, accounting, seeds, and that nothing is compiled twice."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from muesli import presets
+from muesli.runners.anakin import _slot_keys
+from muesli.runners.train import build, make_schedule, train
+
+replace = dataclasses.replace
+
+
+def tiny(**batch):
+    base = presets.catch()
+    return replace(
+        base,
+        total_env_steps=800,
+        env=replace(base.env, num_envs=4),
+        network=replace(base.network, torso_units=8, model_units=8, value_bins=11, reward_bins=11),
+        batch=replace(
+            base.batch,
+            **{"batch_sequences": 8, "online_sequences": 4, "sequence_length": 5,
+               "replay_capacity_steps": 400} | batch,
+        ),
+        log=replace(base.log, log_every_steps=100, eval_every_steps=200, eval_episodes=4),
+    )  # fmt: skip
+
+
+def test_the_key_of_a_step_is_folded_from_slot_and_step():
+    run_key = jax.random.key(3)
+    keys = _slot_keys(run_key, 4, 17)
+    alone = jax.random.fold_in(jax.random.fold_in(run_key, 2), 17)
+    np.testing.assert_array_equal(jax.random.key_data(keys[2]), jax.random.key_data(alone))
+
+
+def test_two_calls_compile_nothing_new(tmp_path):
+    compiled = []
+    listener = lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else 0
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    counts = []
+    train(tiny(), tmp_path / "run", callbacks=[lambda row: counts.append(len(compiled))])
+    # Two evaluations have been made by the fourth row; after that nothing is new.
+    assert counts[0] > 0 and len(counts) >= 7
+    assert counts[-1] == counts[3]
+
+
+def test_every_online_sequence_is_trained_once_and_replay_is_real_experience():
+    config = tiny(online_sequences=2)
+    parts = build(config)
+    schedule = make_schedule(config)
+    assert schedule.updates_per_iteration == 2 and schedule.warm_up == 1
+    state = jax.jit(parts.anakin.init)(jax.random.key(0))
+    state, _ = jax.jit(parts.anakin.warm_up)(state)
+    assert int(state.replay.written) == 1
+    state, metrics, finished = jax.jit(lambda s: parts.anakin.iterate(s, 3))(state)
+    assert int(state.iteration) == 4 and int(state.agent.step) == 6
+    assert int(state.replay.written) == 4
+    assert finished.ended.shape == (3, 5, 4)
+    # Data of update u in an iteration is u updates old: 0 and 1, on average 1/2.
+    np.testing.assert_allclose(metrics["policy_lag_updates"], 0.5)
+    # Sampled chunks are 1..3 iterations old, each two updates apart.
+    assert 2.0 <= float(metrics["replay_age_updates"]) <= 6.0
+
+
+def test_without_replay_there_is_no_ring_and_no_warm_up():
+    config = tiny(batch_sequences=4)
+    parts = build(config)
+    assert parts.schedule.warm_up == 0
+    state = jax.jit(parts.anakin.init)(jax.random.key(0))
+    assert state.replay is None
+    state, metrics, _ = jax.jit(lambda s: parts.anakin.iterate(s, 2))(state)
+    assert int(state.agent.step) == 2 and np.isfinite(float(metrics["loss_total"]))
+
+
+@pytest.mark.slow
+def test_two_seeds_together_equal_each_alone():
+    parts = build(tiny())
+    run = lambda key: parts.anakin.iterate(parts.anakin.warm_up(parts.anakin.init(key))[0], 2)[0]
+    keys = jax.random.split(jax.random.key(0), 2)
+    together = jax.jit(jax.vmap(run))(keys)
+    alone = jax.jit(run)(keys[1])
+    for a, b in zip(
+        jax.tree.leaves(together.agent.online), jax.tree.leaves(alone.agent.online), strict=True
+    ):
+        np.testing.assert_allclose(a[1], b, atol=1e-5)
