@@ -143,7 +143,7 @@ def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples)
     parts, state, batch, update = catch_run  # noqa: RUF059
     config = replace(
         parts.config,
-        update=replace(UPDATE_DEFAULTS[name], kl_samples=samples),
+        update=replace(UPDATE_DEFAULTS[name], kl_samples=samples, mpo_min_temperature=0.1),
         agent=replace(parts.config.agent, retrace_samples=samples),
     )
     after, metrics = jax.jit(build(config).agent.update)(state, batch, jax.random.key(0))
@@ -152,6 +152,17 @@ def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples)
     trains = name in ("muesli", "cmpo", "mpo")
     assert (float(metrics["loss_policy_model"]) != 0.0) == trains
     assert (after.dual.log_temperature != state.dual.log_temperature) == (name == "mpo")
+
+
+def test_the_temperature_of_mpo_has_a_floor(catch_run):
+    # With nothing learnt yet KL(π_MPO, π) is far below its limit, so the dual step lowers η; the
+    # floor of 1, where it starts, holds it.
+    config = replace(catch_run.parts.config, update=UPDATE_DEFAULTS["mpo"])
+    after, metrics = jax.jit(build(config).agent.update)(
+        catch_run.state, catch_run.batch, jax.random.key(0)
+    )
+    assert float(metrics["loss_mpo"]) < config.update.mpo_kl_limit
+    assert float(after.dual.log_temperature) == 0.0
 
 
 @pytest.mark.slow

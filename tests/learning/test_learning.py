@@ -84,13 +84,13 @@ REST = [
 @pytest.mark.parametrize(("update", "core", "samples"), COVER + REST)
 def test_catch_is_learnt(update, core, samples):
     # A random player scores −0.6, a perfect one +1.
-    parts, state, metrics = train(catch(update, core, samples), until=0.97)
+    parts, state, metrics = train(catch(update, core, samples), until=0.99)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
 @pytest.mark.parametrize("scale", [1000.0, pytest.param(0.001, marks=pytest.mark.learn)])
 def test_the_scale_of_rewards_does_not_matter(scale):
-    parts, state, metrics = train(catch(reward_scale=scale), until=0.97)
+    parts, state, metrics = train(catch(reward_scale=scale), until=0.99)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
@@ -124,7 +124,7 @@ def test_acting_by_action_values_cannot_get_there():
 
 
 def test_a_cue_is_remembered_with_an_lstm_and_only_with_one():
-    parts, state, metrics = train(presets.recall(), until=0.97)
+    parts, state, metrics = train(presets.recall(), until=0.99)
     assert evaluate(parts, state) >= 0.95, metrics
     base = presets.recall()
     memoryless = replace(base, network=replace(base.network, core="none"), total_env_steps=10_000)

@@ -77,7 +77,8 @@ def make_schedule(config: Config) -> Schedule:
     replays = config.batch.online_sequences < config.batch.batch_sequences
     warm_up = max(int(replays), -(-config.batch.replay_min_steps // per_iteration))
     iterations = max(1, -(-config.total_env_steps // per_iteration) - warm_up)
-    calls = -(-iterations // max(1, round(config.log.log_every_steps / per_iteration)))
+    wanted = max(1, round(config.log.log_every_steps / per_iteration))
+    calls = max(1, round(iterations / wanted))
     per_call = -(-iterations // calls)
 
     def every(steps: int) -> int:
