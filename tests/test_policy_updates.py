@@ -16,7 +16,7 @@ from muesli import policy_updates
 from muesli.config import UPDATE_DEFAULTS, UpdateConfig
 from muesli.distributions import LOG_ZERO, Categorical, DiagonalNormal
 from muesli.ops.targets import all_actions, distillation
-from muesli.policy_updates import UPDATES
+from muesli.policy_updates import UPDATES, mpo, prior_penalty
 from muesli.types import Candidates, PolicyInputs, PolicyTarget
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -847,3 +847,38 @@ def test_wrong_shapes_are_named_at_trace_time():
     for argument, bad in cases.items():
         with pytest.raises(ValueError, match=argument):
             jax.eval_shape(lambda x: policy_updates.pg(x, EXACT), bad)
+
+
+def _mixed_state(weights, actions, log_mixed, advantages):
+    """One state whose candidates come from another prior than the target network's own."""
+    policy = Categorical(jnp.log(jnp.array([0.5, 0.3, 0.2])))
+    prior = Categorical(jnp.log(jnp.array([0.6, 0.3, 0.1])))
+    zero = jnp.zeros(())
+    return PolicyInputs(
+        policy, prior, prior, jnp.asarray(0), zero, zero, zero,
+        Candidates(actions, weights, log_mixed, advantages), jnp.asarray(0.5),
+    )  # fmt: skip
+
+
+def test_the_sampled_prior_penalty_estimates_the_divergence_from_the_unmixed_prior() -> None:
+    # Listing every action with its probability under the mixed prior is the estimate's expectation.
+    mixed = jnp.array([0.4, 0.35, 0.25])
+    inputs = _mixed_state(mixed, jnp.arange(3), jnp.log(mixed), jnp.zeros(3))
+    exact = float(inputs.policy.kl(inputs.prior))
+    estimate = float(prior_penalty(inputs, UpdateConfig(name="direct_mpo", kl_samples=3)))
+    np.testing.assert_allclose(estimate, exact, rtol=1e-5)
+
+
+def test_the_divergence_mpo_reports_normalises_the_target_over_its_own_samples() -> None:
+    # Two samples with gains 0.2/0.5 and -0.1/0.5: weights e^0.4 and e^-0.2 over their sum.
+    mixed = jnp.array([0.4, 0.25])
+    inputs = _mixed_state(
+        jnp.full(2, 0.5), jnp.array([0, 2]), jnp.log(mixed), jnp.array([0.2, -0.1])
+    )
+    gains = np.array([0.4, -0.2])
+    weights = np.exp(gains) / np.exp(gains).sum()
+    log_target = np.log([0.4, 0.25]) + gains - np.log(np.exp(gains).mean())
+    expected = np.sum(weights * (log_target - np.log([0.5, 0.2])))
+    output = mpo(inputs, UpdateConfig(name="mpo", kl_samples=2))
+    np.testing.assert_allclose(output.metrics["loss_mpo"], expected, rtol=1e-5)
+    assert abs(float(output.loss) - expected) > 1e-3
