@@ -19,7 +19,7 @@ from muesli import replay as ring
 from muesli.agent import unroll
 from muesli.ops.moments import init_moment
 from muesli.runners.anakin import make_anakin
-from muesli.runners.train import build
+from muesli.runners.parts import build
 from muesli.types import AgentState, is_first, is_last
 
 replace = dataclasses.replace
@@ -90,7 +90,7 @@ class Run:
             return state._replace(prior=prior, step=state.step + 1), metrics
 
         agent = self.parts.agent._replace(init=init, update=update)
-        anakin = make_anakin(self.parts.env, agent, self.parts.config)
+        anakin = make_anakin(self.parts._replace(agent=agent))
         jit = partial(jax.jit, compiler_options=QUICKLY)
         self._init = jit(anakin.init)
         self._iterate = jit(lambda state: anakin.iterate(state, 1))

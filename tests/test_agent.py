@@ -15,7 +15,8 @@ from muesli import replay as ring
 from muesli.agent import loss_weights, make_targets, unroll
 from muesli.config import UPDATE_DEFAULTS, Config
 from muesli.policy_updates import UPDATES
-from muesli.runners.train import build
+from muesli.runners.anakin import make_anakin
+from muesli.runners.parts import build
 
 replace = dataclasses.replace
 
@@ -52,8 +53,8 @@ class Run(NamedTuple):
 
 def collected(config, iterations=3) -> Run:
     parts = build(config)
-    state = jax.jit(parts.anakin.init)(jax.random.key(0))
-    warm_up = jax.jit(parts.anakin.warm_up)
+    state = jax.jit(make_anakin(parts).init)(jax.random.key(0))
+    warm_up = jax.jit(make_anakin(parts).warm_up)
     for _ in range(iterations):
         state, _ = warm_up(state)
     batch = ring.sample(state.replay, jax.random.key(1), 16).batch
@@ -78,6 +79,36 @@ def test_update_on_eight_devices_equals_one_device(catch_run):
     # The moment is the global one, not a shard's.
     np.testing.assert_allclose(alone.moment.second, together.moment.second, rtol=1e-5)
     np.testing.assert_allclose(alone_metrics["loss_total"], metrics["loss_total"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "normaliser"),
+    [("muesli", None, "leave_one_out"), ("muesli", 2, "oracle"), ("mpo", 4, "leave_one_out")],
+)
+def test_an_update_in_pieces_is_the_whole_update(catch_run, name, samples, normaliser):
+    config = small()
+    update = replace(UPDATE_DEFAULTS[name], kl_samples=samples, sampled_normaliser=normaliser)
+    agent = replace(config.agent, retrace_samples=samples)
+    results = []
+    for pieces in (1, 4):
+        batch = replace(config.batch, micro_batches=pieces)
+        parts = build(replace(config, update=update, agent=agent, batch=batch))
+        results.append(
+            jax.jit(parts.agent.update)(catch_run.state, catch_run.batch, jax.random.key(7))
+        )
+    (whole, whole_metrics), (summed, metrics) = results
+    # Pieces hold different numbers of LAST records, so a plain mean of means would differ.
+    ends = np.asarray(catch_run.batch.transitions.step_type == 2).reshape(4, -1).sum(1)
+    assert len(set(ends.tolist())) > 1
+    for a, b in zip(
+        jax.tree.leaves((whole.optimiser, whole.moment, whole.dual)),
+        jax.tree.leaves((summed.optimiser, summed.moment, summed.dual)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-7)
+    assert set(whole_metrics) == set(metrics)
+    for same in ("loss_total", "loss_policy", "advantage_sigma", "policy_entropy", "gradient_norm"):
+        np.testing.assert_allclose(whole_metrics[same], metrics[same], rtol=1e-4)
 
 
 def test_the_prior_is_the_moving_average_of_the_online_parameters(catch_run):

@@ -10,13 +10,14 @@ import pytest
 from muesli import checkpoint
 from muesli.checkpoint import CheckpointError
 from muesli.presets import catch
-from muesli.runners.train import build
+from muesli.runners.anakin import make_anakin
+from muesli.runners.parts import build
 
 
 @pytest.fixture(scope="module")
 def run_state():
     parts = build(catch())
-    return jax.jit(parts.anakin.init)(jax.random.key(3))
+    return jax.jit(make_anakin(parts).init)(jax.random.key(3))
 
 
 def assert_same(a, b):

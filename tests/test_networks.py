@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.test_util import check_grads
 
 from muesli import presets
 from muesli.agent import look_ahead
 from muesli.config import NetworkConfig
-from muesli.networks import make_network
-from muesli.networks.layers import BoardConv
+from muesli.networks import layers, make_network
+from muesli.networks.layers import BoardConv, Lstm, WideLinear, max_pool
 from muesli.networks.network import UnrollInputs
 from muesli.types import EnvSpec
 
@@ -78,15 +80,18 @@ def flat(tree):
     return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), tree)
 
 
+def spread_out(params):
+    """Output layers start near zero; spread them so that wrong wiring would show."""
+    return jax.tree.map(
+        lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params
+    )
+
+
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
     spec, config = CASES[request.param]
     network = make_network(spec, config)
-    params = jax.jit(network.init)(jax.random.key(0))
-    # Output layers start near zero; spread them so that wrong wiring would show.
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape),
-                          params)  # fmt: skip
-    return spec, config, network, params
+    return spec, config, network, spread_out(jax.jit(network.init)(jax.random.key(0)))
 
 
 def test_unroll_and_model_have_the_promised_shapes(case):
@@ -177,8 +182,6 @@ def test_q_is_reward_plus_discounted_value_in_real_units():
 
 
 def test_a_board_convolution_is_a_convolution():
-    from flax import nnx
-
     layer = BoardConv(2, 5, jnp.float32, nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (3, 6, 7, 2))
     kernel = layer.product.kernel.get_value().reshape(3, 3, 2, 5)
@@ -186,6 +189,136 @@ def test_a_board_convolution_is_a_convolution():
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     np.testing.assert_allclose(layer(x), wanted, atol=1e-5)
+
+
+def xla_max_pool(x):
+    return nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+
+def pool_inputs(shape, dtype, ties: bool):
+    """Numbers that are all different, or of which many are equal. x and a cotangent."""
+    height, width = (-(-n // 2) for n in shape[1:3])
+    key_x, key_g = jax.random.split(jax.random.key(sum(shape)))
+    if ties:
+        x = jax.nn.relu(jax.random.randint(key_x, shape, -3, 3))
+    else:
+        # 256 whole numbers per plane are all that bfloat16 tells apart.
+        numbers = jnp.broadcast_to(
+            jnp.arange(shape[1] * shape[2]), (shape[0], shape[3], shape[1] * shape[2])
+        )
+        x = jax.random.permutation(key_x, numbers, axis=2, independent=True) - 100
+        x = jnp.moveaxis(x, 1, 2).reshape(shape)
+    g = jax.random.randint(key_g, (shape[0], height, width, shape[3]), -8, 8)
+    return x.astype(dtype), g.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("size", [(12, 12), (7, 11), (6, 7), (2, 1)])
+def test_max_pool_and_its_gradient_are_xlas(size, dtype):
+    """Exactly: the cotangents are small whole numbers, whose sums no type rounds."""
+
+    def value_and_gradient(pool):
+        def both(x, g):
+            value, pull = jax.vjp(pool, x)
+            return value, pull(g)[0]
+
+        return jax.jit(both)
+
+    with jax.enable_x64(dtype == jnp.float64):
+        for ties in (False, True):
+            x, g = pool_inputs((3, *size, 4), dtype, ties)
+            value, gradient = value_and_gradient(max_pool)(x, g)
+            wanted_value, wanted_gradient = value_and_gradient(xla_max_pool)(x, g)
+            assert value.dtype == gradient.dtype == dtype
+            np.testing.assert_array_equal(value, wanted_value)
+            np.testing.assert_array_equal(gradient, wanted_gradient)
+
+
+def test_max_pool_under_vmap_and_numerically():
+    gradient = lambda pool: jax.grad(lambda x: jnp.sum(jnp.sin(pool(x))))
+    x = jax.random.normal(jax.random.key(0), (2, 3, 9, 8, 4))
+    mapped = jax.jit(jax.vmap(gradient(max_pool), in_axes=1, out_axes=2))(x)
+    wanted = jax.vmap(gradient(xla_max_pool), in_axes=1, out_axes=2)(x)
+    np.testing.assert_allclose(mapped, wanted, atol=1e-6)
+    # Numbers at least 1 apart, so that no small step changes the winner.
+    far, _ = pool_inputs((1, 7, 6, 2), jnp.float32, ties=False)
+    check_grads(lambda x: jnp.sin(max_pool(x) / 10), (far,), order=1, modes=["rev"], eps=1e-1)
+
+
+def test_max_pool_keeps_one_byte_per_maximum_and_scatters_nothing():
+    x = jnp.zeros((2, 8, 8, 4), jnp.bfloat16)
+    _, pull = jax.vjp(max_pool, x)
+    kept = [(r.shape, r.dtype) for r in jax.tree.leaves(pull) if r.ndim]
+    assert kept == [((2, 4, 4, 4), jnp.uint8)]
+    both = lambda x, g: jax.vjp(max_pool, x)[1](g)
+    assert "scatter" not in jax.jit(both).lower(x, jnp.zeros((2, 4, 4, 4), x.dtype)).as_text()
+
+
+def test_a_wide_layer_multiplies_in_bfloat16_and_adds_in_float32():
+    narrow = WideLinear(64, 8, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    narrow.bias.set_value(jnp.linspace(-300.0, 0.3, 8))
+    x = jax.random.normal(jax.random.key(1), (3, 5, 64))
+    rounded = lambda x: x.astype(jnp.bfloat16).astype(jnp.float32)
+    wanted = rounded(x) @ rounded(narrow.kernel[...]) + narrow.bias[...]
+    assert narrow(x).dtype == jnp.float32
+    np.testing.assert_allclose(narrow(x), wanted, atol=1e-4)
+    # The products of the gradient too have operands of one type, and that is bfloat16.
+    state = nnx.state(narrow)
+    loss = lambda state, x: jnp.sum(nnx.merge(nnx.graphdef(narrow), state)(x) ** 2)
+    gradients = jax.make_jaxpr(jax.grad(loss, (0, 1)))(state, x)
+    products = [e for e in gradients.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert len(products) >= 3
+    assert {v.aval.dtype.name for e in products for v in e.invars} == {"bfloat16"}
+
+
+def test_a_wide_layer_in_float32_is_a_dense_layer():
+    wide = WideLinear(6, 5, dtype=jnp.float32, rngs=nnx.Rngs(3))
+    plain = nnx.Linear(6, 5, dtype=jnp.float32, rngs=nnx.Rngs(3))
+    x = jax.random.normal(jax.random.key(1), (2, 4, 6))
+    loss = lambda layer, x: jnp.sum(jnp.sin(layer(x)))
+    for a, b in zip(
+        jax.tree.leaves(nnx.grad(loss, argnums=(0, 1))(wide, x)),
+        jax.tree.leaves(nnx.grad(loss, argnums=(0, 1))(plain, x)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(wide(x), plain(x))
+
+
+def test_gates_are_summed_in_float32():
+    lstm = Lstm(6, 5, jnp.bfloat16, nnx.Rngs(0))
+    for product in lstm.from_input(jnp.full((2, 6), 0.3)), lstm.from_hidden(jnp.full((2, 5), 0.7)):
+        assert product.dtype == jnp.float32
+        assert np.any(product != product.astype(jnp.bfloat16))
+
+
+def test_bfloat16_predictions_are_near_float32_ones_and_not_rounded():
+    spec, config = CASES["impala-bf16"]
+    # So many bins that a bias rounded to bfloat16 would be off by one.
+    config = replace(config, value_bins=601, value_max=300.0, reward_bins=601, reward_max=300.0)
+
+    def predict(dtype):
+        network = make_network(spec, replace(config, compute_dtype=dtype))
+
+        @jax.jit
+        def everything(params):
+            root, _ = network.unroll(params, inputs_for(spec, 4, 3), network.initial_state(3))
+            root = flat(root)
+            model = network.model_step(params, root.embedding, actions_for(spec, (12,)))
+            ahead = network.look_ahead(params, root.embedding, actions_for(spec, (12, 4)))
+            return (
+                root.policy.logits, root.value_logits, *ahead,
+                model.policy.logits, model.value_logits, model.reward_logits,
+            )  # fmt: skip
+
+        params = jax.jit(network.init)(jax.random.key(0))
+        return everything(spread_out(params))
+
+    for narrow, wide in zip(predict("bfloat16"), predict("float32"), strict=True):
+        assert narrow.dtype == jnp.float32
+        assert np.any(narrow != narrow.astype(jnp.bfloat16))
+        # In per cent of how much predictions differ from state to state.
+        assert np.std(narrow - wide) < 0.05 * np.std(wide - wide.mean(0))
 
 
 @pytest.mark.parametrize(
@@ -208,3 +341,55 @@ def test_the_large_network_reduces_96_to_6():
     params = jax.eval_shape(network.init, jax.random.key(0))
     root, _ = jax.eval_shape(network.unroll, params, inputs, ())
     assert root.embedding.shape == (1, 2, 6, 6, 256)
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32():
+    dtype = jnp.bfloat16
+    layer = layers.conv(1, 2, 3, dtype, nnx.Rngs(0))
+    x = jnp.zeros((50, 64, 64, 1), dtype)
+    total = lambda bias: layers._add_bias(layer(x), bias).astype(jnp.float32).sum()
+    # 204,800 ones: in bfloat16 a sum stops growing at 256.
+    np.testing.assert_array_equal(jax.grad(total)(jnp.zeros(2)), [204_800.0, 204_800.0])
+    graph, state = nnx.split(layer)
+    through = jax.grad(lambda s: nnx.merge(graph, s)(x).astype(jnp.float32).sum())(state)
+    np.testing.assert_array_equal(through["bias"][...], [204_800.0, 204_800.0])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_dense_and_convolutional_layers_are_those_of_flax(stride):
+    x = jax.random.normal(jax.random.key(0), (3, 7, 6, 4))
+    ours = layers.conv(4, 5, 3, jnp.float32, nnx.Rngs(1), stride)
+    theirs = nnx.Conv(4, 5, (3, 3), strides=(stride, stride), rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(ours(x), theirs(x))
+    dense = layers.linear(4, 5, jnp.float32, nnx.Rngs(1))
+    np.testing.assert_array_equal(dense(x), nnx.Linear(4, 5, rngs=nnx.Rngs(1))(x))
+
+
+def test_the_last_action_enters_as_small_as_one_input_among_the_features():
+    spec = EnvSpec((8, 8, 3), np.dtype(np.uint8), 18)
+    config = NetworkConfig(torso_channels=(4,), torso_units=493, core_units=8, model_units=8)
+    kernel = make_network(spec, config).init(jax.random.key(0))["extra"]["kernel"]
+    # 18 actions and the reward beside 493 features: a variance of 1 / 512.
+    np.testing.assert_allclose(np.var(kernel), 1 / 512, rtol=0.05)
+
+
+def test_a_normalised_core_puts_out_features_of_scale_one():
+    spec = EnvSpec((4,), np.dtype(np.float32), 3)
+    base = NetworkConfig(
+        torso="mlp", torso_channels=(), torso_units=8, core_units=32, model_units=32
+    )
+    inputs = UnrollInputs(
+        jax.random.normal(jax.random.key(1), (5, 2, 4)), None, jnp.zeros((5, 2), jnp.int32),
+        jnp.zeros((5, 2)), jnp.zeros((5, 2), bool),
+    )  # fmt: skip
+    scales = {}
+    for normalise in (False, True):
+        config = dataclasses.replace(base, normalise_core=normalise)
+        network = make_network(spec, config)
+        params = network.init(jax.random.key(0))
+        # The model's first cell is a linear map of the core's output: here, that output itself.
+        params["dynamics"]["enter"] = {"kernel": jnp.eye(32), "bias": jnp.zeros(32)}
+        root, _ = network.unroll(params, inputs, network.initial_state(2))
+        scales[normalise] = np.sqrt(np.mean(np.square(root.embedding[0]), -1))
+    np.testing.assert_allclose(scales[True], 1.0, rtol=1e-3)
+    assert scales[False].max() < 0.5

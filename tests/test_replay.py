@@ -95,6 +95,37 @@ def test_frame_stacks_are_rebuilt_from_single_frames(count):
     assert set(time[:, 0] // LENGTH) == set(range(oldest, count - 1))
 
 
+def test_groups_of_slots_are_written_each_at_its_own_pace():
+    one = jax.tree.map(lambda x: x[0], chunk(0))
+    replay = ring.init_replay(one, SLOTS, CHUNKS)
+    group = lambda index, first, last: jax.tree.map(lambda x: x[first:last], chunk(index))
+    write = jax.jit(lambda r, batch, slot: ring.write(r, batch, first_slot=slot))
+    for index in range(7):
+        replay = write(replay, group(index, 1, 3), 1)
+        if index < 2:
+            replay = write(replay, group(index, 0, 1), 0)
+    assert replay.written.tolist() == [2, 7, 7]
+    # Slot 0 has one sequence that can be sampled, the others four each: nine, equally likely.
+    sample = ring.sample(replay, jax.random.key(0), 18_000)
+    stamp = np.asarray(sample.batch.transitions.reward)
+    np.testing.assert_array_equal(np.diff(stamp, axis=1), 1.0)
+    starts, counts = np.unique(stamp[:, 0], return_counts=True)
+    assert starts.tolist() == [0] + [1000 * s + LENGTH * c for s in (1, 2) for c in (2, 3, 4, 5)]
+    # Five standard deviations are 5·√(2000·8/9) ≈ 211.
+    assert np.abs(counts - 2000).max() < 211
+    newest = np.where(stamp[:, 0] < 1000, 1, 6)
+    np.testing.assert_array_equal(sample.age_chunks, newest - stamp[:, 0] % 1000 // LENGTH)
+
+
+def test_a_slot_with_nothing_to_sample_is_left_out():
+    one = jax.tree.map(lambda x: x[0], chunk(0))
+    replay = ring.init_replay(one, SLOTS, CHUNKS)
+    replay = ring.write(replay, chunk(0))
+    replay = ring.write(replay, jax.tree.map(lambda x: x[1:2], chunk(1)), first_slot=1)
+    sample = ring.sample(replay, jax.random.key(0), 50)
+    np.testing.assert_array_equal(sample.batch.transitions.reward[:, 0], 1000.0)
+
+
 def test_a_batch_is_online_sequences_first_then_replayed_ones():
     replayed = ring.sample(filled(4), jax.random.key(0), 5).batch
     batch = ring.mix(chunk(9), replayed)

@@ -110,40 +110,10 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         )
 
     def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
-        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Metrics]]:
-            # Form the minibatch's predictions, with gradients (online) and without (prior).
-            online = unroll(network, params, batch)
-            prior = unroll(network, state.prior, batch)
-            # Returns, the advantage moment, normalised advantages: all that losses hold constant.
-            targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
-            targets = jax.lax.stop_gradient(targets)
-            # L_PG+CMPO (or another policy loss) in every state.
-            inputs = targets.policy._replace(policy=online.policy)
-            policy = jax.vmap(jax.vmap(lambda x: policy_update(x, config.update)))(inputs)
-            # L_m, L_v and L_r of the model unrolled from every state.
-            predictions = unroll_model(network, params, batch, online, config)
-            model = jax.vmap(
-                lambda p, t, pi: model_losses(p, t, pi, config.model, reward_support, value_support)
-            )(predictions, targets, policy.target)
-            losses = {
-                "policy": policy.loss[:, :-1],
-                "policy_model": model.policy,
-                "value": model.value,
-                "reward": model.reward,
-            }
-            weights = loss_weights(config)
-            assert set(losses) == set(weights)
-            trained = ~is_last(targets.step_type[:, :-1])
-            losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
-            total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
-            metrics = {f"loss_{name}": loss for name, loss in losses.items()}
-            metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
-            metrics |= diagnostics(config, inputs, prior, targets, model, moment)
-            return total, (moment, metrics)
-
-        (total, (moment, metrics)), gradients = jax.value_and_grad(loss_fn, has_aux=True)(
-            state.online
-        )
+        if config.batch.micro_batches == 1:
+            gradients, moment, metrics = differentiate(state, batch, key)
+        else:
+            gradients, moment, metrics = accumulate(state, batch, key)
         updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.online)
         online = optax.apply_updates(state.online, updates)
         rate = config.agent.target_rate
@@ -152,7 +122,6 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         if config.update.name == "mpo":
             dual = update_dual(dual, metrics["loss_mpo"])
         metrics |= {
-            "loss_total": total,
             "gradient_norm": optax.tree.norm(gradients),
             "update_clip_share": clipped_share(optimiser_state),
             "mpo_temperature": jnp.exp(dual.log_temperature),
@@ -167,6 +136,94 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             state.step + 1,
         )
         return state, metrics
+
+    def differentiate(
+        state: AgentState, batch: Trajectory, key: PRNGKey
+    ) -> tuple[PyTree, Moment, Metrics]:
+        """The gradient of L_total on one batch, in one pass."""
+
+        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Metrics]]:
+            # Form the minibatch's predictions, with gradients (online) and without (prior).
+            online = unroll(network, params, batch)
+            prior = unroll(network, state.prior, batch)
+            # Returns, the advantage moment, normalised advantages: all that losses hold constant.
+            targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
+            total, metrics = losses_of(params, batch, online, targets, moment)
+            return total, (moment, metrics)
+
+        gradients, (moment, metrics) = jax.grad(loss_fn, has_aux=True)(state.online)
+        return gradients, moment, metrics
+
+    def accumulate(
+        state: AgentState, batch: Trajectory, key: PRNGKey
+    ) -> tuple[PyTree, Moment, Metrics]:
+        """The same gradient from pieces of the batch, in a fraction of its memory.
+
+        The moment is that of the whole batch, so the targets of all pieces come first; the online
+        network runs over each piece a second time for its gradient.
+        """
+        count = config.batch.micro_batches
+        cut = lambda x: x.reshape((count, x.shape[0] // count, *x.shape[1:]))  # noqa: E731
+        pieces = jax.tree.map(cut, batch)
+        size = batch.transitions.reward.shape[0]
+        piece_keys = jax.tree.map(cut, jax.random.split(key, size))
+
+        def estimate_piece(_: None, piece_and_keys: PyTree) -> tuple[None, Estimates]:
+            piece, its_keys = piece_and_keys
+            online = unroll(network, state.online, piece)
+            prior = unroll(network, state.prior, piece)
+            return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
+
+        _, estimates = jax.lax.scan(estimate_piece, None, (pieces, piece_keys))
+        trained = ~is_last(pieces.transitions.step_type[:, :, :-1])
+        errors = estimates.targets.policy.advantage[..., :-1]
+        moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
+        shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
+
+        def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Metrics]:
+            piece, raw, share = of_piece
+            targets = normalise(raw, moment, config)
+
+            def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
+                online = unroll(network, params, piece)
+                loss, metrics = losses_of(params, piece, online, targets, moment)
+                return share * loss, jax.tree.map(lambda x: share * x, metrics)
+
+            gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.online)
+            return jax.tree.map(jnp.add, total, gradients), metrics
+
+        zeros = jax.tree.map(jnp.zeros_like, state.online)
+        gradients, metrics = jax.lax.scan(add_piece, zeros, (pieces, estimates, shares))
+        return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), metrics)
+
+    def losses_of(
+        params: PyTree, batch: Trajectory, online: RootOutput, targets: Targets, moment: Moment
+    ) -> tuple[Array, Metrics]:
+        """L_total of a batch whose targets are known. Nothing in them carries gradients."""
+        targets = jax.lax.stop_gradient(targets)
+        # L_PG+CMPO (or another policy loss) in every state.
+        inputs = targets.policy._replace(policy=online.policy)
+        policy = jax.vmap(jax.vmap(lambda x: policy_update(x, config.update)))(inputs)
+        # L_m, L_v and L_r of the model unrolled from every state.
+        predictions = unroll_model(network, params, batch, online, config)
+        model = jax.vmap(
+            lambda p, t, pi: model_losses(p, t, pi, config.model, reward_support, value_support)
+        )(predictions, targets, policy.target)
+        losses = {
+            "policy": policy.loss[:, :-1],
+            "policy_model": model.policy,
+            "value": model.value,
+            "reward": model.reward,
+        }
+        weights = loss_weights(config)
+        assert set(losses) == set(weights)
+        trained = ~is_last(targets.step_type[:, :-1])
+        losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
+        total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
+        metrics = {f"loss_{name}": loss for name, loss in losses.items()} | {"loss_total": total}
+        metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
+        metrics |= diagnostics(config, inputs, online, targets, model, moment)
+        return total, metrics
 
     def update_dual(dual: Dual, divergence: Array) -> Dual:
         gradient = mpo_dual_gradient(divergence, config.update)
@@ -356,6 +413,18 @@ class _ActionValues(NamedTuple):
     every: Array | None
 
 
+class Estimates(NamedTuple):
+    """Targets before the advantages are normalised: theirs are in units of reward.
+
+    targets: Targets; every: [B, T + 1, A], q̂ − v̂ of all actions, and mixed: the prior with its
+    mixture, both None unless the oracle normaliser wants them.
+    """
+
+    targets: Targets
+    every: Array | None
+    mixed: Policy | None
+
+
 def make_targets(
     network: Network,
     config: Config,
@@ -367,8 +436,27 @@ def make_targets(
     key: PRNGKey,
 ) -> tuple[Targets, Moment]:
     """Everything the losses hold constant, batch-major, and the updated advantage moment."""
+    keys = jax.random.split(key, batch.transitions.reward.shape[0])
+    estimates = estimate(network, config, spec, state, batch, online, prior, keys)
+    # var := β var + (1 − β) mean (G − v̂)², and the normalised advantages.
+    trained = ~is_last(batch.transitions.step_type[:, :-1])
+    errors = estimates.targets.policy.advantage[:, :-1]
+    moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
+    return normalise(estimates, moment, config), moment
+
+
+def estimate(
+    network: Network,
+    config: Config,
+    spec: EnvSpec,
+    state: AgentState,
+    batch: Trajectory,
+    online: RootOutput,
+    prior: RootOutput,
+    keys: Array,
+) -> Estimates:
+    """Returns, baselines and candidates of a batch, each sequence with its own key: [B]."""
     records = batch.transitions
-    key_kl, key_retrace = jax.random.split(key)
     behaviour = _with_bootstrap(records.behaviour, prior.policy)
     taken = _with_bootstrap(records.action, prior.policy.mode())
     mixed = mix_prior(
@@ -377,11 +465,10 @@ def make_targets(
         config.update.uniform_prior_weight,
         config.update.behaviour_prior_weight,
     )
-    actions, weights, log_prior = _candidate_actions(mixed, key_kl, config.update.kl_samples)
+    actions, weights, log_prior = _candidate_actions(mixed, keys, config.update.kl_samples)
     q = _action_values(
-        network, config, spec, state.prior, prior.embedding, taken, actions,
-        online.policy, key_retrace,
-    )  # fmt: skip
+        network, config, spec, state.prior, prior.embedding, taken, actions, online.policy, keys
+    )
 
     # v̂_prior, the baseline.
     value = decode(prior.value_logits, supports(config)[1])
@@ -397,37 +484,48 @@ def make_targets(
     returns = _estimate_returns(config, q, value, rewards, discounts, ratio, records.step_type)
     policy_returns = q.taken[:, :-1] if config.agent.return_estimator == "q" else returns.returns
 
-    # var := β var + (1 − β) mean (G − v̂)², and the normalised advantages.
-    trained = ~is_last(records.step_type[:, :-1])
-    errors = policy_returns - value[:, :-1]
-    moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
-    sigma = deviation(moment, config.agent.moment_epsilon)
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, 1)))  # noqa: E731
-    candidates = Candidates(
-        actions, weights, log_prior, (q.candidates - value[..., None]) / sigma, None
-    )
-    if config.update.sampled_normaliser == "oracle" and config.update.kl_samples is not None:
-        assert q.every is not None and isinstance(mixed, Categorical)
-        advantages = config.update.advantage_scale * (q.every - value[..., None]) / sigma
-        gains = clip_advantages(advantages, config.update.clip_threshold)
-        log_z = jax.vmap(jax.vmap(log_normaliser))(gains, mixed.probs())
-        candidates = candidates._replace(log_z=log_z)
     inputs = PolicyInputs(
         policy=None,
         prior=prior.policy,
         behaviour=behaviour,
         action=taken,
-        advantage=pad(errors) / sigma,
-        q_advantage=(q.taken - value) / sigma,
+        advantage=jnp.pad(policy_returns - value[:, :-1], ((0, 0), (0, 1))),
+        q_advantage=q.taken - value,
         rho=clipped_importance_ratio(log_pi, log_behaviour),
-        candidates=candidates,
+        candidates=Candidates(actions, weights, log_prior, q.candidates - value[..., None], None),
         temperature=jnp.broadcast_to(jnp.exp(state.dual.log_temperature), value.shape),
     )
     values, valid = _value_targets(config, returns, records.step_type)
     targets = Targets(
         returns.returns, values, valid, rewards, discounts, records.step_type, inputs, value
     )
-    return targets, moment
+    if not _wants_oracle(config):
+        return Estimates(targets, None, None)
+    assert q.every is not None
+    return Estimates(targets, q.every - value[..., None], mixed)
+
+
+def normalise(estimates: Estimates, moment: Moment, config: Config) -> Targets:
+    """The targets with advantages divided by their standard deviation σ."""
+    sigma = deviation(moment, config.agent.moment_epsilon)
+    inputs = estimates.targets.policy
+    candidates = inputs.candidates._replace(advantages=inputs.candidates.advantages / sigma)
+    if estimates.every is not None:
+        assert isinstance(estimates.mixed, Categorical)
+        advantages = config.update.advantage_scale * estimates.every / sigma
+        gains = clip_advantages(advantages, config.update.clip_threshold)
+        log_z = jax.vmap(jax.vmap(log_normaliser))(gains, estimates.mixed.probs())
+        candidates = candidates._replace(log_z=log_z)
+    inputs = inputs._replace(
+        advantage=inputs.advantage / sigma,
+        q_advantage=inputs.q_advantage / sigma,
+        candidates=candidates,
+    )
+    return estimates.targets._replace(policy=inputs)
+
+
+def _wants_oracle(config: Config) -> bool:
+    return config.update.sampled_normaliser == "oracle" and config.update.kl_samples is not None
 
 
 def _with_bootstrap(records: PyTree, prior: PyTree) -> PyTree:
@@ -436,16 +534,17 @@ def _with_bootstrap(records: PyTree, prior: PyTree) -> PyTree:
 
 
 def _candidate_actions(
-    mixed: Policy, key: PRNGKey, num_samples: int | None
+    mixed: Policy, keys: Array, num_samples: int | None
 ) -> tuple[Array, Array, Array]:
     """Candidates of every state: actions, weights and log π_prior, each [B, T + 1, N, ...]."""
     if num_samples is None:
         if not isinstance(mixed, Categorical):
             raise ValueError("update.kl_samples: continuous actions need a number of samples")
         return jax.vmap(jax.vmap(all_actions))(mixed)
-    shape = jax.tree.leaves(mixed)[0].shape[:2]
+    length = jax.tree.leaves(mixed)[0].shape[1]
+    state_keys = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 0), length))(keys)
     sample = lambda policy, k: sampled_actions(policy, k, num_samples)  # noqa: E731
-    return jax.vmap(jax.vmap(sample))(mixed, jax.random.split(key, shape))
+    return jax.vmap(jax.vmap(sample))(mixed, state_keys)
 
 
 def _action_values(
@@ -457,7 +556,7 @@ def _action_values(
     taken: Array,
     candidates: Array,
     policy: Policy,
-    key: PRNGKey,
+    keys: Array,
 ) -> _ActionValues:
     """q̂ at the action taken, at the candidates and in expectation under π, with one look-ahead.
 
@@ -466,10 +565,11 @@ def _action_values(
     """
     samples = config.agent.retrace_samples
     if samples is not None:
-        drawn = jnp.moveaxis(policy.sample(key, (samples,)), 0, 2)
+        sample = lambda p, k: p.sample(jax.random.fold_in(k, 1), (samples,))  # noqa: E731
+        drawn = jnp.moveaxis(jax.vmap(sample)(policy, keys), 1, 2)
     wanted = 1 + candidates.shape[2] + (samples or 0)
     exact = samples is None or config.update.kl_samples is None
-    oracle = config.update.sampled_normaliser == "oracle" and config.update.kl_samples is not None
+    oracle = _wants_oracle(config)
     shape = taken.shape[:2]
     flatten = lambda x: x.reshape((-1, *x.shape[2:]))  # noqa: E731
     flat_embedding = jax.tree.map(flatten, embedding)

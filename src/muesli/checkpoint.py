@@ -57,22 +57,24 @@ def save(directory: Path, name: str, tree: PyTree, meta: Mapping[str, Any]) -> P
     return final
 
 
-def load(path: Path, template: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def load(path: Path, template: PyTree, within: str = "") -> tuple[PyTree, dict[str, Any]]:
     """The tree saved at ``path``, in the structure of ``template``, and its meta data.
 
-    Every leaf must have the template's path, shape and dtype and the manifest's checksum.
+    Every leaf must have the template's path, shape and dtype and the manifest's checksum. With
+    ``within``, only the part of the saved tree under that path is read (".agent" of a run).
     """
     manifest = read_manifest(path)
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     loaded = []
     for keys, want in leaves:
-        name = jax.tree_util.keystr(keys)
+        name = within + jax.tree_util.keystr(keys)
         entry = manifest["leaves"].get(name)
         if entry is None:
             raise CheckpointError(f"{path}: has no {name}; was it made by another configuration?")
         example = jax.eval_shape(lambda x: x, want)
         loaded.append(_read_leaf(path, name, entry, example))
-    extra = set(manifest["leaves"]) - {jax.tree_util.keystr(keys) for keys, _ in leaves}
+    known = {within + jax.tree_util.keystr(keys) for keys, _ in leaves}
+    extra = {name for name in manifest["leaves"] if name.startswith(within)} - known
     if extra:
         raise CheckpointError(f"{path}: holds {min(extra)}, which this configuration does not")
     return jax.tree_util.tree_unflatten(structure, loaded), manifest["meta"]
@@ -96,13 +98,13 @@ def newest_first(directory: Path) -> list[Path]:
 
 
 def load_newest(
-    directory: Path, template: PyTree, warn: Callable[[str], None]
+    directory: Path, template: PyTree, warn: Callable[[str], None], within: str = ""
 ) -> tuple[PyTree, dict[str, Any], Path]:
     """The newest checkpoint that passes its checks; each one skipped is told to ``warn``."""
     problems = []
     for path in newest_first(directory):
         try:
-            tree, meta = load(path, template)
+            tree, meta = load(path, template, within)
         except CheckpointError as error:
             problems.append(str(error))
             warn(f"skipped {error}")

@@ -125,6 +125,8 @@ class NetworkConfig:
     """Units of the torso's last, fully connected layer."""
     normalise_features: bool = False
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
+    normalise_core: bool = False
+    """RMS-normalise what the core puts out, where there is one."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
@@ -199,6 +201,9 @@ class BatchConfig:
     """Sequences in one update."""
     online_sequences: int = 24
     """Of these, sequences fresh from the actors; the rest is replayed."""
+    micro_batches: int = 1
+    """Pieces in which an update works through its batch, one after another: less memory, about a
+    quarter more work, the same gradient."""
     sequence_length: int = 30
     """T, trained records in a sequence (one more is stored to bootstrap from)."""
     replay_capacity_steps: int = 6_000_000
@@ -208,17 +213,58 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
+class AtariConfig:
+    """How the emulators are run. Defaults: the paper's table."""
+
+    frame_skip: int = 4
+    """Frames each action is repeated for."""
+    pool_frames: Literal[2, 4] = 4
+    """Over how many of the newest repeated frames each pixel's maximum is taken."""
+    sticky_action_probability: float = 0.25
+    """Probability, at every frame, that the emulator repeats the last action instead."""
+    size_pixels: int = 96
+    """Height and width of an observation."""
+    grey: bool = False
+    """One channel of brightness instead of red, green and blue."""
+    max_episode_frames: int = 108_000
+    """Frames after which an episode is cut off: 30 minutes of play."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """Which environment, and how many copies."""
 
     name: str = "catch"
-    """An entry of ``muesli list envs``."""
+    """An entry of ``muesli list envs``, ``gym:EnvId`` or ``module:EnvId``."""
     num_envs: int = 24
     """Copies that run at once; a multiple of ``batch.online_sequences``."""
     frame_stack: int = 1
     """Frames stacked along the last axis of an observation."""
     reward_scale: float = 1.0
     """Multiplies every reward the agent sees; reported returns are not scaled."""
+    threads: int = 0
+    """Threads that run the copies of all groups (Atari); 0 uses every processor."""
+    processes: int = 0
+    """Worker processes that share the copies of all groups; 0 runs them in this one."""
+    atari: AtariConfig = AtariConfig()
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """How experience is collected."""
+
+    runner: Literal["auto", "anakin", "sebulba"] = "auto"
+    """Everything in one jitted loop (JAX environments), or threads of actors beside the learner;
+    auto picks anakin where it can."""
+    groups: int = 2
+    """Sebulba: actor threads, each with its share of the environments."""
+    lockstep: bool = False
+    """Sebulba: collect with the parameters of one update, then train, by turns: exactly
+    repeatable, and slower."""
+    queue_chunks: int = 1
+    """Sebulba: chunks of a group that may wait for the learner before the group pauses."""
+    step_timeout_seconds: float = 60.0
+    """Sebulba: an environment that takes longer over one step is taken for dead."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +276,13 @@ class LogConfig:
     eval_every_steps: int = 100_000
     """Steps between two evaluations; 0 evaluates only at the end."""
     eval_episodes: int = 64
-    """Episodes of each evaluation."""
+    """Episodes of each evaluation; 0 never evaluates."""
     checkpoint_every_steps: int = 500_000
     """Steps between two checkpoints; 0 saves only at the end."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept, besides the best."""
+    save_replay: bool = True
+    """Whether a checkpoint holds the replay ring (Sebulba); without it, the ring fills anew."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +294,7 @@ class Config:
     total_env_steps: int = 50_000_000
     """Environment steps of the whole run; the learning rate reaches its end there."""
     env: EnvConfig = EnvConfig()
+    actors: ActorConfig = ActorConfig()
     network: NetworkConfig = NetworkConfig()
     agent: AgentConfig = AgentConfig()
     update: UpdateConfig = UpdateConfig()
@@ -267,21 +316,30 @@ def _require(condition: bool, field: str, message: str) -> None:
 def validate(config: Config) -> None:
     """Raises a ConfigError at the first field that cannot be right, whatever the environment."""
     batch, agent, update, model = config.batch, config.agent, config.update, config.model
+    sticky = config.env.atari.sticky_action_probability
     for field, value in (
         ("total_env_steps", config.total_env_steps),
         ("env.num_envs", config.env.num_envs),
         ("env.frame_stack", config.env.frame_stack),
+        ("env.atari.frame_skip", config.env.atari.frame_skip),
+        ("env.atari.size_pixels", config.env.atari.size_pixels),
+        ("env.atari.max_episode_frames", config.env.atari.max_episode_frames),
+        ("actors.groups", config.actors.groups),
         ("batch.batch_sequences", batch.batch_sequences),
         ("batch.online_sequences", batch.online_sequences),
         ("batch.sequence_length", batch.sequence_length),
+        ("batch.micro_batches", batch.micro_batches),
         ("model.unroll_steps", model.unroll_steps),
         ("log.log_every_steps", config.log.log_every_steps),
-        ("log.eval_episodes", config.log.eval_episodes),
         ("log.keep_checkpoints", config.log.keep_checkpoints),
     ):
         _require(value >= 1, field, f"must be at least 1, got {value}")
     for field, value in (
         ("log.eval_every_steps", config.log.eval_every_steps),
+        ("log.eval_episodes", config.log.eval_episodes),
+        ("env.threads", config.env.threads),
+        ("env.processes", config.env.processes),
+        ("actors.queue_chunks", config.actors.queue_chunks),
         ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
         ("batch.replay_min_steps", batch.replay_min_steps),
     ):
@@ -295,6 +353,7 @@ def validate(config: Config) -> None:
         )
     for field, number, low, high in (
         ("agent.discount", agent.discount, -1.0, 1.0),
+        ("env.atari.sticky_action_probability", sticky, 0.0, 1.0),
         ("agent.trace_lambda", agent.trace_lambda, 0.0, 1.0),
         ("agent.target_rate", agent.target_rate, 0.0, 1.0),
         ("update.uniform_prior_weight", update.uniform_prior_weight, 0.0, 1.0),
@@ -317,6 +376,7 @@ def validate(config: Config) -> None:
         ("update.mpo_min_temperature", update.mpo_min_temperature),
         ("update.mpo_kl_limit", update.mpo_kl_limit),
         ("env.reward_scale", config.env.reward_scale),
+        ("actors.step_timeout_seconds", config.actors.step_timeout_seconds),
         ("network.value_max", config.network.value_max),
         ("network.reward_max", config.network.reward_max),
         ("agent.q_softmax_temperature", agent.q_softmax_temperature),
@@ -355,6 +415,11 @@ def _validate_batch(config: Config) -> None:
         "batch.online_sequences",
         f"must not exceed batch.batch_sequences ({batch.batch_sequences}), "
         f"got {batch.online_sequences}",
+    )
+    _require(
+        batch.batch_sequences % batch.micro_batches == 0,
+        "batch.micro_batches",
+        f"must divide batch.batch_sequences ({batch.batch_sequences}), got {batch.micro_batches}",
     )
     _require(
         num_envs % batch.online_sequences == 0,

@@ -29,7 +29,7 @@ def masked_mean(x: Array, mask: Array) -> Array:
 def diagnostics(
     config: Config,
     inputs: PolicyInputs,
-    prior: RootOutput,
+    root: RootOutput,
     targets: Targets,
     model: ModelLosses,
     moment: Moment,
@@ -53,7 +53,7 @@ def diagnostics(
     clipped = possible & (jnp.abs(config.update.advantage_scale * advantages) > threshold)
     cmpo = jax.vmap(jax.vmap(lambda x: distillation(x.policy, cmpo_target(x, config.update))))
     ratio = inputs.policy.log_prob(inputs.action) - inputs.behaviour.log_prob(inputs.action)
-    features = jax.tree.leaves(prior.embedding)[0]
+    features = jax.tree.leaves(root.embedding)[0]
     metrics = {
         "policy_entropy": mean(head(inputs.policy.entropy())),
         "kl_prior_online": mean(head(inputs.prior.kl(inputs.policy))),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from muesli.config import (
     UPDATE_DEFAULTS,
+    ActorConfig,
     AgentConfig,
     BatchConfig,
     Config,
@@ -21,11 +22,42 @@ from muesli.config import (
 
 
 def atari() -> Config:
-    """The paper's shared table with the IMPALA network: 200M frames of one Atari game."""
+    """The paper's shared table with the IMPALA network: 200M frames; its ring takes 154 GiB."""
     return Config(
         total_env_steps=50_000_000,
-        env=EnvConfig(name="atari:ms_pacman", num_envs=24),
-        network=NetworkConfig(compute_dtype="bfloat16"),
+        env=EnvConfig(name="atari:ms_pacman", num_envs=720, processes=32),
+        actors=ActorConfig(groups=2),
+        network=NetworkConfig(compute_dtype="bfloat16", normalise_core=True),
+        log=LogConfig(
+            log_every_steps=100_000,
+            eval_every_steps=0,
+            eval_episodes=0,
+            checkpoint_every_steps=2_500_000,
+            save_replay=False,
+        ),
+    )
+
+
+def atari_h200() -> Config:
+    """As ``atari``, with a ring that fits one H200."""
+    base = atari()
+    return replace(base, batch=replace(base.batch, replay_capacity_steps=3_600_000))
+
+
+def atari_small() -> Config:
+    """Atari with IMPALA's own network and a small ring, for small GPUs."""
+    base = atari()
+    return replace(
+        base,
+        env=replace(base.env, num_envs=240),
+        network=replace(
+            base.network,
+            torso_channels=(16, 32, 32),
+            torso_units=256,
+            core_units=256,
+            model_units=512,
+        ),
+        batch=replace(base.batch, replay_capacity_steps=200_000),
     )
 
 
@@ -40,7 +72,7 @@ def atari_large() -> Config:
     base = atari()
     return replace(
         base,
-        env=replace(base.env, frame_stack=16, num_envs=38),
+        env=replace(base.env, frame_stack=16, num_envs=76),
         network=replace(base.network, torso="muzero", model="muzero", core="none", blocks=16),
         agent=replace(base.agent, discount=0.997, trace_lambda=0.95),
         update=replace(base.update, kl_samples=None),
@@ -48,6 +80,7 @@ def atari_large() -> Config:
         batch=replace(
             base.batch,
             batch_sequences=768,
+            micro_batches=16,
             online_sequences=38,
             replay_capacity_steps=28_800_000,
         ),
@@ -82,6 +115,7 @@ def mujoco() -> Config:
     return Config(
         total_env_steps=2_000_000,
         env=EnvConfig(name="gym:HalfCheetah-v5", num_envs=4),
+        actors=ActorConfig(groups=1),
         network=NetworkConfig(torso="mlp", torso_channels=(512,), normalise_features=True),
         batch=BatchConfig(online_sequences=4),
     )
@@ -121,6 +155,23 @@ def catch() -> Config:
             eval_episodes=100,
             checkpoint_every_steps=50_000,
         ),
+    )
+
+
+def catch_pixels() -> Config:
+    """Catch as a picture with a small copy of the Atari network: a rehearsal for Atari."""
+    base = catch()
+    return replace(
+        base,
+        env=replace(base.env, name="catch_pixels"),
+        network=NetworkConfig(
+            torso_channels=(16, 32, 32),
+            torso_units=128,
+            core_units=128,
+            model_units=256,
+            normalise_core=True,
+        ),
+        optimiser=OptimiserConfig(),
     )
 
 
@@ -238,13 +289,50 @@ def minatar_gpu() -> Config:
     )
 
 
+def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
+    """Any Gymnasium environment: a small network for vectors, IMPALA's for images."""
+    base = catch()
+    network = replace(
+        base.network,
+        torso_channels=(128,),
+        value_bins=121,
+        value_max=60.0,
+        reward_bins=121,
+        reward_max=60.0,
+    )
+    if image:
+        network = replace(network, torso="impala", torso_channels=(16, 32, 32), torso_units=256)
+    samples = None if discrete else 16
+    return replace(
+        base,
+        total_env_steps=100_000,
+        env=EnvConfig(name=name, num_envs=8),
+        actors=ActorConfig(groups=1),
+        network=network,
+        agent=replace(base.agent, retrace_samples=samples),
+        update=replace(base.update, kl_samples=samples),
+        model=replace(base.model, value_weight=1.0),
+        optimiser=OptimiserConfig(learning_rate=4e-3),
+        batch=BatchConfig(
+            batch_sequences=16,
+            online_sequences=1,
+            sequence_length=16,
+            replay_capacity_steps=50_000,
+        ),
+        log=replace(base.log, eval_every_steps=0, eval_episodes=20),
+    )
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "atari": atari,
+    "atari_h200": atari_h200,
     "atari_stacked": atari_stacked,
     "atari_large": atari_large,
+    "atari_small": atari_small,
     "go": go,
     "mujoco": mujoco,
     "catch": catch,
+    "catch_pixels": catch_pixels,
     "illustrative_mdp": illustrative_mdp,
     "recall": recall,
     "tic_tac_toe": tic_tac_toe,

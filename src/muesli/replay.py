@@ -1,10 +1,11 @@
 """A uniform ring of steps on the device; sequences and frame stacks are built when sampled.
 
 A slot is one environment; the ring is ``[slot, time, ...]`` and is written in chunks of T records,
-one chunk per slot at a time. A replayed sequence starts where a chunk starts, with the recurrent
-state stored for it, and ends with the first record of the next chunk, from which it bootstraps. So
-the newest chunk cannot be sampled until the next one arrives. With frame stacks only the newest
-frame of a stack is stored; in a full ring the oldest chunk's history is gone, so it is not sampled.
+one chunk per slot at a time, to all slots at once or to a group of neighbours. A replayed sequence
+starts where a chunk starts, with the recurrent state stored for it, and ends with the first record
+of the next chunk, from which it bootstraps. So the newest chunk cannot be sampled until the next
+one arrives. With frame stacks only the newest frame of a stack is stored; in a full ring the oldest
+chunk's history is gone, so it is not sampled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from muesli.types import (
 
 class Replay(NamedTuple):
     """records: Transition [slots, chunks·T, ...]; starts: ActorState [slots, chunks, ...];
-    written: [] i32, chunks ever written to each slot.
+    written: [slots] i32, chunks ever written to each slot.
     """
 
     records: Transition
@@ -58,7 +59,7 @@ def init_replay(example: Trajectory, slots: int, chunks: int, frame_stack: int =
         lambda x: jnp.zeros((slots, chunks * length, *x.shape[1:]), x.dtype), newest
     )
     starts = jax.tree.map(lambda x: jnp.zeros((slots, chunks, *x.shape), x.dtype), example.start)
-    return Replay(records, starts, jnp.zeros((), jnp.int32))
+    return Replay(records, starts, jnp.zeros((slots,), jnp.int32))
 
 
 def newest_frame(observation: PyTree, frame_stack: int) -> PyTree:
@@ -66,27 +67,31 @@ def newest_frame(observation: PyTree, frame_stack: int) -> PyTree:
     return jax.tree.map(lambda x: x[..., -(x.shape[-1] // frame_stack) :], observation)
 
 
-def write(replay: Replay, batch: Trajectory, frame_stack: int = 1) -> Replay:
-    """Appends one chunk to every slot. batch: [slots, T + 1]; its bootstrap record is left out."""
+def write(
+    replay: Replay, batch: Trajectory, frame_stack: int = 1, first_slot: Array | int = 0
+) -> Replay:
+    """Appends one chunk to each of the slots from ``first_slot`` on, which have been written alike.
+
+    batch: [E, T + 1], E slots; its bootstrap record is left out.
+    """
     chunks = replay.starts.last_reward.shape[1]
     length = replay.records.reward.shape[1] // chunks
-    chunk = replay.written % chunks
+    chunk = replay.written[first_slot] % chunks
     transitions = batch.transitions._replace(
         observation=newest_frame(batch.transitions.observation, frame_stack)
     )
+
+    def put(ring: Array, x: Array, time: Array) -> Array:
+        rest = (0,) * (ring.ndim - 2)
+        return jax.lax.dynamic_update_slice(ring, x.astype(ring.dtype), (first_slot, time, *rest))
+
     records = jax.tree.map(
-        lambda ring, x: jax.lax.dynamic_update_slice_in_dim(
-            ring, x[:, :length].astype(ring.dtype), chunk * length, axis=1
-        ),
-        replay.records,
-        transitions,
+        lambda ring, x: put(ring, x[:, :length], chunk * length), replay.records, transitions
     )
-    starts = jax.tree.map(
-        lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, chunk, axis=1),
-        replay.starts,
-        batch.start,
-    )
-    return Replay(records, starts, replay.written + 1)
+    starts = jax.tree.map(lambda ring, x: put(ring, x[:, None], chunk), replay.starts, batch.start)
+    slots = jnp.arange(replay.written.shape[0])
+    here = (slots >= first_slot) & (slots < first_slot + batch.transitions.reward.shape[0])
+    return Replay(records, starts, replay.written + here)
 
 
 def lost_chunks(frame_stack: int, length: int) -> int:
@@ -95,28 +100,29 @@ def lost_chunks(frame_stack: int, length: int) -> int:
 
 
 def num_sampleable(replay: Replay, frame_stack: int = 1) -> Array:
-    """How many chunks of each slot can be sampled now, []."""
+    """How many chunks of each slot can be sampled now, [slots]."""
     chunks = replay.starts.last_reward.shape[1]
     full = replay.written >= chunks
     present = jnp.minimum(replay.written, chunks)
     length = replay.records.reward.shape[1] // chunks
     lost_history = full * lost_chunks(frame_stack, length)
-    return present - 1 - lost_history
+    return jnp.maximum(0, present - 1 - lost_history)
 
 
 def sample(replay: Replay, key: PRNGKey, num_sequences: int, frame_stack: int = 1) -> Sample:
-    """``num_sequences`` sequences, uniformly over slots and sampleable chunks, with replacement.
+    """``num_sequences`` sequences, uniformly over all that can be sampled, with replacement.
 
-    At least two chunks must have been written, or there is nothing to sample.
+    At least two chunks must have been written to some slot, or there is nothing to sample.
     """
-    slots, chunks = replay.starts.last_reward.shape
+    chunks = replay.starts.last_reward.shape[1]
     length = replay.records.reward.shape[1] // chunks
-    slot_key, chunk_key = jax.random.split(key)
-    slot = jax.random.randint(slot_key, (num_sequences,), 0, slots)
+    # Every sampleable sequence has a number; a slot's own ones follow each other, newest first.
+    ends = jnp.cumsum(num_sampleable(replay, frame_stack))
+    number = jax.random.randint(key, (num_sequences,), 0, jnp.maximum(1, ends[-1]))
+    slot = jnp.searchsorted(ends, number, side="right")
     # Age 1 is the newest sampleable chunk, the one before the newest written.
-    count = jnp.maximum(1, num_sampleable(replay, frame_stack))
-    age = 1 + jax.random.randint(chunk_key, (num_sequences,), 0, count)
-    chunk = (replay.written - 1 - age) % chunks
+    age = 1 + number - jnp.where(slot > 0, ends[slot - 1], 0)
+    chunk = (replay.written[slot] - 1 - age) % chunks
     time = (chunk[:, None] * length + jnp.arange(length + 1)) % (chunks * length)
     transitions = jax.tree.map(lambda x: x[slot[:, None], time], replay.records)
     if frame_stack > 1:

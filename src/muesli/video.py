@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from muesli.envs.base import auto_reset_step
 from muesli.plots import COLOURS, style
-from muesli.types import StepType, TimeStep
+from muesli.runners.host import host_envs
+from muesli.types import StepType
 
 if TYPE_CHECKING:
     from muesli.runners.player import Player, Thought
@@ -42,24 +41,21 @@ def record(player: Player, output: Path, episodes: int, max_steps: int, fps: int
 def _play(
     player: Player, canvas: _Canvas, episodes: int, max_steps: int, seed: int
 ) -> Iterator[np.ndarray]:
-    env, key = player.env, jax.random.key(seed)
-    step = jax.jit(lambda s, t, a, k: auto_reset_step(env, s, t, a, k))
-    env_state, timestep = env.reset(key)
-    state, score, finished = player.initial_state(1), 0.0, 0
-    for t in range(max_steps):
-        batched: TimeStep = jax.tree.map(lambda x: x[None], timestep)
-        thought = player.think(batched, state)
-        yield canvas.draw(np.asarray(timestep.observation), thought, score, t)
-        if int(timestep.step_type) == StepType.LAST:
-            finished, score = finished + 1, 0.0
-            if finished == episodes:
-                return
-        action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
-        action, _, state = player.act(batched, state, action_key)
-        env_state, timestep = step(env_state, timestep, action[0], env_key)
-        score += float(timestep.reward)
-        reward = player.config.env.reward_scale * timestep.reward
-        state = state._replace(last_reward=jnp.asarray(reward)[None])
+    env, key = host_envs(player.env).make(range(1), seed), jax.random.key(seed)
+    timestep, state, score, finished = env.reset(), player.initial_state(1), 0.0, 0
+    try:
+        for t in range(max_steps):
+            thought = player.think(timestep, state)
+            yield canvas.draw(timestep.observation[0], thought, score, t)
+            if int(timestep.step_type[0]) == StepType.LAST:
+                finished, score = finished + 1, 0.0
+                if finished == episodes:
+                    return
+            action, _, state = player.act(timestep, state, jax.random.fold_in(key, t))
+            timestep = env.step(np.asarray(action))
+            score += float(timestep.reward[0])
+    finally:
+        env.close()
 
 
 class _Canvas:

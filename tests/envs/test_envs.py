@@ -16,6 +16,28 @@ def test_conforms(name):
     envs.check(envs.make(name), steps=60)
 
 
+def test_catch_as_a_picture_is_catch():
+    board, picture = envs.make("catch"), envs.make("catch_pixels")
+    key = jax.random.key(1)
+    (state, plain), (drawn_state, drawn) = board.reset(key), picture.reset(key)
+    empty = None
+    for t in range(9):
+        dots = np.argwhere((np.asarray(drawn.observation) == 255).all(-1))
+        # Ball and paddle, four pixels each, where the board has them.
+        assert len(dots) == 8
+        cells = {(y * 10 // 96, x * 5 // 96) for y, x in dots}
+        assert cells == set(map(tuple, np.argwhere(np.asarray(plain.observation[..., 0]))))
+        background = np.asarray(drawn.observation).copy()
+        background[tuple(dots.T)] = 0
+        empty = background if empty is None else empty
+        same = (background == empty).all(-1)
+        assert (~same).sum() <= 16  # only where a dot is or was
+        action = [0, 2, 1, 17, 3][t % 5]
+        state, plain = board.step(state, jnp.asarray(action % 3), key)
+        drawn_state, drawn = picture.step(drawn_state, jnp.asarray(action), key)
+        assert float(plain.reward) == float(drawn.reward)
+
+
 def play(env, actions, seed=0):
     """Steps of one episode: the rewards, and the last time step."""
     state, timestep = env.reset(jax.random.key(seed))

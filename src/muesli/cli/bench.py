@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from muesli.cli.train import parse_config
@@ -30,20 +32,30 @@ def bench_command(argv: Sequence[str]) -> int:
 
 
 def measure(config: Any, seconds: float) -> dict[str, Any]:
-    """Times acting, environment, replay and update alone, and the whole loop."""
+    """Times the parts of a run alone, and the whole loop."""
+    from muesli.runners.device import prepare_device
+    from muesli.runners.parts import build
+
+    prepare_device()
+    parts = build(config)
+    return _measure_sebulba(parts, seconds) if parts.sebulba else _measure_anakin(parts, seconds)
+
+
+def _measure_anakin(parts: Any, seconds: float) -> dict[str, Any]:
+    """Acting, environment, replay and update alone, and the whole jitted loop."""
     import jax
     import jax.numpy as jnp
 
     from muesli import replay as ring
     from muesli.envs.base import auto_reset_step
-    from muesli.runners.train import build
+    from muesli.runners.anakin import make_anakin
 
-    parts = build(config)
+    config, anakin = parts.config, make_anakin(parts)
     agent, env, batch = parts.agent, parts.env, config.batch
     num_envs, length = config.env.num_envs, batch.sequence_length
     began = time.monotonic()
-    state = jax.jit(parts.anakin.init)(jax.random.key(config.seed))
-    warm_up = jax.jit(parts.anakin.warm_up)
+    state = jax.jit(anakin.init)(jax.random.key(config.seed))
+    warm_up = jax.jit(anakin.warm_up)
     for _ in range(3):
         state, _ = warm_up(state)
     keys = jax.random.split(jax.random.key(1), num_envs)
@@ -53,7 +65,7 @@ def measure(config: Any, seconds: float) -> dict[str, Any]:
     step = jax.jit(jax.vmap(lambda *x: auto_reset_step(env, *x)))
     seconds_act = _time(lambda: act(state.agent, state.timesteps, state.actors, keys), seconds)
     seconds_env = _time(lambda: step(state.env_states, state.timesteps, actions, keys), seconds)
-    iterate = jax.jit(lambda s: parts.anakin.iterate(s, 8))
+    iterate = jax.jit(lambda s: anakin.iterate(s, 8))
     seconds_loop = _time(lambda: iterate(state), seconds) / 8
     result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
@@ -80,6 +92,154 @@ def measure(config: Any, seconds: float) -> dict[str, Any]:
         "trained_records_per_second": updates * batch.batch_sequences * length / seconds_loop,
         "total_seconds_with_compilation": time.monotonic() - began,
     }
+
+
+def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
+    """Environments, acting and learner alone, and all of them together.
+
+    In frames per second, what each part alone would allow: the slowest of them bounds the whole.
+    """
+    import jax
+
+    from muesli.runners.host import host_envs
+    from muesli.runners.memory import GIB, check_memory, compiled_bytes
+    from muesli.runners.sebulba import Sebulba
+
+    config, frames = parts.config, parts.frames_per_step
+    num_envs, batch = config.env.num_envs, config.batch
+    began = time.monotonic()
+    size = num_envs // config.actors.groups
+    envs = host_envs(parts.env)
+    slots = [range(first, first + size) for first in range(0, num_envs, size)]
+    copies = _in_threads([partial(envs.make, s, config.seed) for s in slots])
+    _in_threads([env.reset for env in copies])
+    start_seconds = time.monotonic() - began
+    env_steps_per_second = num_envs / _time_envs(copies, envs.spec, size, seconds)
+
+    # The run gets the copies that were just measured.
+    made = dict(zip(slots, copies, strict=True))
+    sebulba = Sebulba(parts._replace(env=envs._replace(make=lambda s, seed: made[s])), config.seed)
+    compile_began = time.monotonic()
+    sebulba.prepare()
+    compile_seconds = time.monotonic() - compile_began
+    plan = check_memory(sebulba, compiled_bytes(sebulba.learn_slice))
+    sebulba.start(jax.jit(sebulba.init)(sebulba.key))
+    for _ in range(max(2, parts.schedule.warm_up)):
+        sebulba.collect_iteration()
+    sebulba.train_iteration()
+
+    chunks: list[Any] = []
+    loop_began, iterations, waited = time.monotonic(), 0, 0.0
+    while time.monotonic() - loop_began < seconds or iterations < 2:
+        _, taken, idle = sebulba.train_iteration()
+        iterations, waited, chunks = iterations + 1, waited + idle, chunks + taken
+    loop_seconds = (time.monotonic() - loop_began) / iterations
+    sebulba.close()
+    steps = len(chunks) * batch.sequence_length
+
+    learn, act = _learner_alone(sebulba), _acting_alone(sebulba)
+    seconds_learn, seconds_act = _time(learn, seconds), _time(act, seconds)
+    updates = parts.schedule.updates_per_iteration
+    per_update = batch.online_sequences * batch.sequence_length * frames
+    bounds = {
+        "environments": env_steps_per_second * frames,
+        "acting": size / seconds_act * frames,
+        "learner": per_update / seconds_learn,
+    }
+    together = num_envs * batch.sequence_length * frames / loop_seconds
+    stats = jax.devices()[0].memory_stats() or {}
+    return {
+        "device": jax.devices()[0].device_kind,
+        "env_start_seconds": start_seconds,
+        "compile_seconds": compile_seconds,
+        "act_ms": 1e3 * seconds_act,
+        "update_ms": 1e3 * seconds_learn,
+        "env_step_ms_under_load": 1e3 * sum(c.env_seconds for c in chunks) / steps,
+        "act_wait_ms_under_load": 1e3 * sum(c.act_seconds for c in chunks) / steps,
+        "learner_waiting_share": waited / (loop_seconds * iterations),
+        **{f"{name}_frames_per_second_alone": value for name, value in bounds.items()},
+        "frames_per_second": together,
+        "updates_per_second": updates / loop_seconds,
+        "share_of_slowest_bound": together / min(bounds.values()),
+        "memory_planned_gib": plan.total / GIB,
+        "memory_peak_gib": stats.get("peak_bytes_in_use", 0) / GIB,
+        "total_seconds": time.monotonic() - began,
+    }
+
+
+def _learner_alone(sebulba: Any) -> Callable[[], Any]:
+    """One update on stored experience, with nobody else on the device."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    chunk = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sebulba.example_chunk())
+    held = sebulba.state
+
+    def learn() -> Any:
+        nonlocal held
+        agent, _, row = sebulba.learn_slice(
+            held.agent, held.replay, chunk, np.int32(0), sebulba.key, np.float32(0)
+        )
+        held = held._replace(agent=agent)
+        return row["loss_total"]
+
+    return learn
+
+
+def _acting_alone(sebulba: Any) -> Callable[[], Any]:
+    """One step's actions of one group, observations included, with nobody else on the device."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    timestep = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sebulba.example_timestep())
+    carry, slots = sebulba.functions.begin(timestep), jnp.arange(sebulba.group_size)
+
+    def act() -> Any:
+        nonlocal carry
+        actions, carry = sebulba.functions.advance(
+            sebulba.published.acting, sebulba.key, slots, carry, timestep, np.int32(1), np.int32(1)
+        )
+        return np.asarray(actions)
+
+    return act
+
+
+def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The answers of several calls made at once."""
+    answers: list[Any] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        answers[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def _time_envs(envs: Sequence[Any], spec: Any, size: int, seconds: float) -> float:
+    """Seconds in which every copy makes one random step, all groups at once."""
+    import numpy as np
+
+    def play(env: Any) -> int:
+        random, steps = np.random.default_rng(0), 0
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if spec.num_actions is None:
+                actions = random.uniform(-1, 1, (size, spec.action_size)).astype(np.float32)
+            else:
+                actions = random.integers(0, spec.num_actions, size).astype(np.int32)
+            env.step(actions)
+            steps += 1
+        return steps
+
+    began = time.monotonic()
+    steps = _in_threads([partial(play, env) for env in envs])
+    return (time.monotonic() - began) * len(envs) / sum(steps)
 
 
 def _time(call: Callable[[], Any], seconds: float) -> float:

@@ -6,35 +6,56 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from muesli.cli.main import UsageError, nearest
-from muesli.config import Config, validate
+from muesli.config import Config, EnvConfig, validate
+
+STOPPED_ITSELF = 3
 
 
 def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Config]:
     """The preset's configuration with the fields given on the command line."""
     import tyro
 
-    from muesli.presets import DEFAULT_PRESET, PRESETS
+    name, default, text = _preset(preset)
+    config = tyro.cli(
+        tyro.conf.configure(tyro.conf.FlagConversionOff)(Config),
+        default=default,
+        args=list(arguments),
+        prog=f"muesli train {name}",
+        description=text,
+    )
+    validate(config)
+    return name, config
+
+
+def _preset(preset: str | None) -> tuple[str, Config, str]:
+    """Name, configuration and description of a preset, or of any environment with a colon."""
+    from dataclasses import replace
+
+    from muesli.presets import DEFAULT_PRESET, PRESETS, atari_small, gym
 
     name = preset or DEFAULT_PRESET
-    if name not in PRESETS:
+    if name in PRESETS:
+        return name, PRESETS[name](), PRESETS[name].__doc__ or ""
+    if ":" not in name:
         raise UsageError(
             f"unknown preset '{name}'{nearest(name, list(PRESETS))}; 'muesli list presets' "
             "shows them all"
         )
-    config = tyro.cli(
-        tyro.conf.configure(tyro.conf.FlagConversionOff)(Config),
-        default=PRESETS[name](),
-        args=list(arguments),
-        prog=f"muesli train {name}",
-        description=PRESETS[name].__doc__,
-    )
-    validate(config)
-    return name, config
+    from muesli.envs import make
+
+    env = make(name, EnvConfig(name=name))
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+    if name.startswith("atari:"):
+        small = atari_small()
+        return plain, replace(small, env=replace(small.env, name=name)), f"{name}, as atari_small."
+    image = len(env.spec.observation_shape) == 3
+    return plain, gym(name, image, env.spec.num_actions is not None), f"{name}, from its spaces."
 
 
 def _own_options(command: str) -> argparse.ArgumentParser:
@@ -68,11 +89,12 @@ def train_command(argv: Sequence[str]) -> int:
     else:
         dirs = [own.run_dir / f"seed-{config.seed + k}" for k in range(own.seeds)]
 
+    from muesli.runners.device import prepare_device
     from muesli.runners.train import train
 
-    with Progress(config.total_env_steps, f"{name} on {config.env.name}") as progress:
-        result = train(config, dirs, callbacks=[progress], init_from=own.init_from)
-    return _conclude(result)
+    prepare_device()
+    title = f"{name} on {config.env.name}"
+    return _run(config, title, lambda watch: train(config, dirs, [watch], init_from=own.init_from))
 
 
 def resume_command(argv: Sequence[str]) -> int:
@@ -82,9 +104,11 @@ def resume_command(argv: Sequence[str]) -> int:
     run_dir = parser.parse_args(list(argv)).run_dir
 
     from muesli.checkpoint import CheckpointError, newest_first, read_manifest
+    from muesli.runners.device import prepare_device
     from muesli.runners.rundir import read_config
     from muesli.runners.train import resume
 
+    prepare_device()
     config = read_config(run_dir)
     with contextlib.suppress(CheckpointError, IndexError):
         newest = newest_first(run_dir / "checkpoints")[0]
@@ -92,10 +116,22 @@ def resume_command(argv: Sequence[str]) -> int:
             print(f"{run_dir}: already complete")
             return 0
     try:
-        with Progress(config.total_env_steps, str(run_dir)) as progress:
-            result = resume(run_dir, callbacks=[progress])
+        return _run(config, str(run_dir), lambda watch: resume(run_dir, [watch]))
     except CheckpointError as error:
         raise UsageError(str(error)) from error
+
+
+def _run(config: Config, title: str, run: Callable[[Progress], Any]) -> int:
+    """Runs to the end, showing progress; a failed environment is told with its traceback."""
+    from muesli.runners.sebulba import ActorError
+
+    try:
+        with Progress(config.total_env_steps, title) as progress:
+            result = run(progress)
+    except ActorError as error:
+        traceback.print_exception(error.__cause__ or error)
+        print(f"muesli: {error}; what was learnt until then is saved", file=sys.stderr)
+        return STOPPED_ITSELF
     return _conclude(result)
 
 
@@ -106,13 +142,18 @@ def _conclude(result: Any) -> int:
     if result.stopped_by is not None:
         print(f"stopped and saved; continue with: muesli resume {result.run_dirs[0]}")
         return 128 + int(result.stopped_by)
-    for run_dir, evaluation in zip(result.run_dirs, result.evaluations, strict=True):
+    for run_dir, evaluation, recent in zip(
+        result.run_dirs, result.evaluations, result.returns, strict=True
+    ):
         plot_runs([run_dir], run_dir / "curve.png")
-        print(
-            f"{run_dir}: return {evaluation['return_mean']:.2f} "
-            f"± {evaluation['return_stderr']:.2f} "
-            f"over {evaluation['episodes']} episodes"
-        )
+        if evaluation:
+            print(
+                f"{run_dir}: return {evaluation['return_mean']:.2f} "
+                f"± {evaluation['return_stderr']:.2f} "
+                f"over {evaluation['episodes']} episodes"
+            )
+        elif recent is not None:
+            print(f"{run_dir}: return {recent:.2f} in the last training episodes")
     first = result.run_dirs[0]
     print(f"curve: {first / 'curve.png'}   video: muesli record {first}")
     return 0

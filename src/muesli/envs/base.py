@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,61 @@ class JaxEnv(NamedTuple):
     reset: Callable[[PRNGKey], tuple[PyTree, TimeStep]]
     step: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]]
     render: Callable[[np.ndarray], np.ndarray]
+
+
+class HostEnv(NamedTuple):
+    """A batch of copies of an environment that lives outside JAX, as functions on NumPy arrays.
+
+    reset() -> TimeStep [E], every copy FIRST; step(actions [E] i32 or [E, D] f32) -> TimeStep [E]:
+    a copy whose last time step was LAST ignores its action and answers FIRST; close(); save() and
+    load(state), where the copies can be saved: state is a pytree of NumPy arrays. Arrays that were
+    handed out are not written to again.
+    """
+
+    reset: Callable[[], TimeStep]
+    step: Callable[[np.ndarray], TimeStep]
+    close: Callable[[], None]
+    save: Callable[[], PyTree] | None = None
+    load: Callable[[PyTree], None] | None = None
+
+
+class HostEnvs(NamedTuple):
+    """An environment outside JAX before any copy of it runs.
+
+    spec: EnvSpec; make(slots, seed) -> HostEnv with one copy for each slot of the run: what copy
+    ``i`` does depends on ``seed``, its slot ``slots[i]`` and its actions alone; render(observation)
+    -> [H, W, 3] u8; frames_per_step: emulator frames in one step.
+    """
+
+    spec: EnvSpec
+    make: Callable[[range, int], HostEnv]
+    render: Callable[[np.ndarray], np.ndarray]
+    frames_per_step: int = 1
+
+
+def host_timestep(
+    observation: np.ndarray,
+    reward: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    begun: np.ndarray,
+) -> TimeStep:
+    """A batched NumPy TimeStep of copies that reset themselves on the step after their last.
+
+    begun: [E] bool, where this step began an episode (the one before was LAST): FIRST, reward 0.
+    """
+    ended = (terminated | truncated) & ~begun
+    kinds = np.where(ended, StepType.LAST, StepType.MID)
+    arrived: Any = np.where(begun, 0.0, reward).astype(np.float32)
+    discount: Any = np.where(terminated & ~begun, 0.0, 1.0).astype(np.float32)
+    step_type: Any = np.where(begun, StepType.FIRST, kinds).astype(np.int32)
+    return TimeStep(observation, arrived, discount, step_type)
+
+
+def slot_seeds(slots: range, seed: int) -> np.ndarray:
+    """One seed for each slot, 31 bits: [E] i64; different for different runs and slots."""
+    states = [np.random.SeedSequence((seed, slot)).generate_state(1)[0] for slot in slots]
+    return np.array(states, np.int64) & 0x7FFFFFFF
 
 
 def first(observation: PyTree, legal_actions: Array | None = None) -> TimeStep:

@@ -9,41 +9,98 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from muesli.envs.base import JaxEnv, auto_reset_step
-from muesli.types import StepType, TimeStep
+from muesli.envs.base import HostEnvs, JaxEnv, auto_reset_step
+from muesli.types import EnvSpec, StepType, TimeStep
+
+# Steps after which a copy made anew is believed to play as the first one did.
+_REPEATED = 50
 
 
 class EnvError(ValueError):
     """An environment breaks the contract; the message says how, in one line."""
 
 
-def check(env: JaxEnv, steps: int = 200, seed: int = 0) -> None:
+def check(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:
     """Plays random legal actions and raises an ``EnvError`` at the first broken promise."""
-    key = jax.random.key(seed)
+    if isinstance(env, HostEnvs):
+        _check_host(env, steps, seed)
+    else:
+        _check_jax(env, steps, seed)
+
+
+def _check_jax(env: JaxEnv, steps: int, seed: int) -> None:
+    spec, key = env.spec, jax.random.key(seed)
     reset = jax.jit(env.reset)
     state, timestep = _traced("reset", reset, key)
-    _check_timestep(env, timestep, "reset")
-    if int(timestep.step_type) != StepType.FIRST:
-        raise EnvError("reset must return a FIRST time step")
+    _check_first(spec, timestep, "reset")
     if not bool(jnp.array_equal(timestep.observation, reset(key)[1].observation)):
         raise EnvError("reset must depend on nothing but its key")
     step = jax.jit(lambda s, t, a, k: auto_reset_step(env, s, t, a, k))
-    _traced("step", step, state, timestep, _random_action(env, timestep, key), key)
+    _traced("step", step, state, timestep, _random_action(spec, timestep, key), key)
 
     for t in range(steps):
         key_t = jax.random.fold_in(key, t)
-        action = _random_action(env, timestep, key_t)
         before = timestep
-        state, timestep = step(state, timestep, action, key_t)
-        _check_timestep(env, timestep, f"step {t}")
-        kind = int(timestep.step_type)
-        if int(before.step_type) == StepType.LAST:
-            if kind != StepType.FIRST:
-                raise EnvError(f"step {t}: after a LAST time step an episode must begin")
-        elif kind == StepType.FIRST:
-            raise EnvError(f"step {t}: FIRST in the middle of an episode")
-        if kind != StepType.LAST and float(timestep.discount) == 0.0:
-            raise EnvError(f"step {t}: discount 0 on a time step that is not LAST")
+        action = _random_action(spec, before, key_t)
+        state, timestep = step(state, before, action, key_t)
+        _check_next(spec, before, timestep, f"step {t}")
+
+
+def _check_host(envs: HostEnvs, steps: int, seed: int) -> None:
+    """Plays two copies, and then the second of them alone: it must not notice."""
+    spec, slots, key = envs.spec, range(2), jax.random.key(seed)
+    actions: list[np.ndarray] = []
+    played: list[TimeStep] = []
+    env = envs.make(slots, seed)
+    try:
+        timestep = env.reset()
+        for i, copy in enumerate(_unbatched(timestep, len(slots), "reset")):
+            _check_first(spec, copy, f"reset, copy {i}")
+        for t in range(steps):
+            before, kept = timestep, jax.tree.map(np.copy, timestep)
+            copies = _unbatched(before, len(slots), f"step {t}")
+            keys = jax.random.split(jax.random.fold_in(key, t), len(slots))
+            chosen = [_random_action(spec, *pair) for pair in zip(copies, keys, strict=True)]
+            action = np.stack([np.asarray(a, _action_dtype(spec)) for a in chosen])
+            timestep = env.step(action)
+            after = _unbatched(timestep, len(slots), f"step {t}")
+            for i, pair in enumerate(zip(copies, after, strict=True)):
+                _check_next(spec, *pair, f"step {t}, copy {i}")
+            if not _equal(before, kept):
+                raise EnvError(f"step {t}: an array that was handed out before was written to")
+            actions.append(action)
+            played.append(after[1])
+    finally:
+        env.close()
+
+    env = envs.make(slots[1:], seed)
+    try:
+        env.reset()
+        for t in range(min(steps, _REPEATED)):
+            again = _unbatched(env.step(actions[t][1:]), 1, f"step {t}")[0]
+            if not _equal(again, played[t]):
+                raise EnvError(
+                    f"step {t}: a copy made again plays differently; what it does must depend on "
+                    "nothing but its seed, its slot and its actions"
+                )
+    finally:
+        env.close()
+
+
+def _unbatched(timestep: TimeStep, copies: int, where: str) -> list[TimeStep]:
+    """The time step of each copy."""
+    for name, leaf in zip(timestep._fields, timestep, strict=True):
+        for array in jax.tree.leaves(leaf):
+            if not isinstance(array, np.ndarray) or array.shape[:1] != (copies,):
+                raise EnvError(
+                    f"{where}: {name} must be a NumPy array whose first axis counts the "
+                    f"{copies} copies, got {type(array).__name__}{list(np.shape(array))}"
+                )
+    return [jax.tree.map(lambda array, i=i: array[i], timestep) for i in range(copies)]
+
+
+def _equal(a: TimeStep, b: TimeStep) -> bool:
+    return bool(jax.tree.all(jax.tree.map(np.array_equal, a, b)))
 
 
 def _traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -54,8 +111,25 @@ def _traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise EnvError(f"{name} cannot be traced by JAX: {str(error).splitlines()[0]}") from error
 
 
-def _check_timestep(env: JaxEnv, timestep: TimeStep, where: str) -> None:
-    spec = env.spec
+def _check_first(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
+    _check_timestep(spec, timestep, where)
+    if int(timestep.step_type) != StepType.FIRST:
+        raise EnvError("reset must return a FIRST time step")
+
+
+def _check_next(spec: EnvSpec, before: TimeStep, timestep: TimeStep, where: str) -> None:
+    _check_timestep(spec, timestep, where)
+    kind = int(timestep.step_type)
+    if int(before.step_type) == StepType.LAST:
+        if kind != StepType.FIRST:
+            raise EnvError(f"{where}: after a LAST time step an episode must begin")
+    elif kind == StepType.FIRST:
+        raise EnvError(f"{where}: FIRST in the middle of an episode")
+    if kind != StepType.LAST and float(timestep.discount) == 0.0:
+        raise EnvError(f"{where}: discount 0 on a time step that is not LAST")
+
+
+def _check_timestep(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
     observation = timestep.observation
     if observation.shape != spec.observation_shape:
         raise EnvError(
@@ -89,9 +163,13 @@ def _check_timestep(env: JaxEnv, timestep: TimeStep, where: str) -> None:
             raise EnvError(f"{where}: no action is legal")
 
 
-def _random_action(env: JaxEnv, timestep: TimeStep, key: jax.Array) -> jax.Array:
-    if env.spec.num_actions is None:
-        return jax.random.uniform(key, (env.spec.action_size,), minval=-1.0, maxval=1.0)
+def _action_dtype(spec: EnvSpec) -> Any:
+    return np.float32 if spec.num_actions is None else np.int32
+
+
+def _random_action(spec: EnvSpec, timestep: TimeStep, key: jax.Array) -> jax.Array:
+    if spec.num_actions is None:
+        return jax.random.uniform(key, (spec.action_size,), minval=-1.0, maxval=1.0)
     legal = timestep.legal_actions
-    weights = jnp.ones(env.spec.num_actions) if legal is None else legal.astype(jnp.float32)
+    weights = jnp.ones(spec.num_actions) if legal is None else jnp.asarray(legal, jnp.float32)
     return jax.random.categorical(key, jnp.log(weights))

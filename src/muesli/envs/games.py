@@ -6,7 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pgx
 
 from muesli.envs.base import JaxEnv, first, later, render_planes
 from muesli.types import Array, EnvSpec, PRNGKey, TimeStep
@@ -14,9 +13,16 @@ from muesli.types import Array, EnvSpec, PRNGKey, TimeStep
 MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
+def _pgx(name: str) -> Any:
+    # Imported late: pgx computes as it is imported, which would start JAX's devices with it.
+    import pgx
+
+    return pgx.make(name)  # type: ignore[arg-type]
+
+
 def minatar(game: str) -> JaxEnv:
     """One of MinAtar's games as pgx plays it: sticky actions 0.1, minimal action set."""
-    env = pgx.make(f"minatar-{game}")  # type: ignore[arg-type]
+    env = _pgx(f"minatar-{game}")
     spec = EnvSpec(tuple(env.observation_shape), np.dtype(np.bool_), env.num_actions)
 
     def reset(key: PRNGKey) -> tuple[Any, TimeStep]:
@@ -36,7 +42,7 @@ def board_game(name: str) -> JaxEnv:
     A time step shows the board to the player about to move; its reward is that of the player who
     has just moved. With a discount of −1 between moves this is negamax.
     """
-    env = pgx.make(name)  # type: ignore[arg-type]
+    env = _pgx(name)
     spec = EnvSpec(
         tuple(env.observation_shape),
         np.dtype(np.bool_),

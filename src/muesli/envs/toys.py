@@ -49,6 +49,39 @@ def catch(rows: int = 10, columns: int = 5) -> JaxEnv:
     return JaxEnv(spec, reset, step, render_planes)
 
 
+def catch_pixels(size: int = 96) -> JaxEnv:
+    """Catch as a picture: ball and paddle are dots of 2×2 pixels on a fixed, colourful background.
+
+    As on a screen of Atari, two pictures hardly differ; eighteen actions move the paddle by their
+    remainder modulo 3.
+    """
+    board = catch()
+    rows, columns = board.spec.observation_shape[:2]
+    spec = EnvSpec((size, size, 3), np.dtype(np.uint8), 18)
+    tiles = np.random.default_rng(0).integers(0, 160, (8, 8, 3))
+    place = np.arange(size) * 8 // size
+    background = jnp.asarray(tiles[place][:, place], jnp.uint8)
+    # Which cell a pixel belongs to, and whether it is one of the two that show it.
+    row, column = np.arange(size) * rows // size, np.arange(size) * columns // size
+    shows_row = np.arange(size) - (row * size + rows - 1) // rows < 2
+    shows_column = np.arange(size) - (column * size + columns - 1) // columns < 2
+    shows = jnp.asarray(shows_row[:, None] & shows_column[None, :])
+
+    def draw(timestep: TimeStep) -> TimeStep:
+        lit = timestep.observation[row][:, column] & shows[..., None]
+        return timestep._replace(observation=jnp.where(lit, jnp.uint8(255), background))
+
+    def reset(key: PRNGKey) -> tuple[CatchState, TimeStep]:
+        state, timestep = board.reset(key)
+        return state, draw(timestep)
+
+    def step(state: CatchState, action: Array, key: PRNGKey) -> tuple[CatchState, TimeStep]:
+        state, timestep = board.step(state, action % 3, key)
+        return state, draw(timestep)
+
+    return JaxEnv(spec, reset, step, np.asarray)
+
+
 def illustrative_mdp() -> JaxEnv:
     """The paper's four-state MDP with one and the same observation in every state.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from muesli.types import Array
@@ -16,16 +18,28 @@ Dtype: TypeAlias = Any
 _head_init = nnx.initializers.variance_scaling(1e-4, "fan_in", "truncated_normal")
 
 
-def linear(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    """A dense layer with float32 parameters that computes in ``dtype``."""
-    return nnx.Linear(inputs, outputs, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
+def linear(
+    inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs, scale: float = 1.0
+) -> nnx.Linear:
+    """A dense layer with float32 parameters that computes in ``dtype``.
+
+    Its weights start with variance scale / inputs.
+    """
+    return _Linear(
+        inputs,
+        outputs,
+        kernel_init=nnx.initializers.variance_scaling(scale, "fan_in", "truncated_normal"),
+        dtype=dtype,
+        param_dtype=jnp.float32,
+        rngs=rngs,
+    )
 
 
 def conv(
     inputs: int, outputs: int, size: int, dtype: Dtype, rngs: nnx.Rngs, stride: int = 1
 ) -> nnx.Conv:
     """A square 2-D convolution with float32 parameters that computes in ``dtype``."""
-    return nnx.Conv(
+    return _Conv(
         inputs,
         outputs,
         (size, size),
@@ -36,9 +50,90 @@ def conv(
     )
 
 
-def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Linear:
+class _Linear(nnx.Linear):
+    """``nnx.Linear`` whose bias gets its gradient in float32."""
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        product = _product(inputs.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        return product if self.bias is None else _add_bias(product, self.bias[...])
+
+
+class _Conv(nnx.Conv):
+    """``nnx.Conv`` over [M, H, W, C], padding SAME, whose bias gets its gradient in float32."""
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        strides = self.strides
+        assert self.bias is not None and isinstance(strides, tuple)
+        product = jax.lax.conv_general_dilated(
+            inputs.astype(self.dtype),
+            self.kernel[...].astype(self.dtype),
+            strides,
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return _add_bias(product, self.bias[...])
+
+
+@jax.custom_vjp
+def _add_bias(x: Array, bias: Array) -> Array:
+    """x + bias in the type of x [..., N]; the gradient of bias is summed in float32.
+
+    That sum runs over every state, and over every pixel of it: millions of terms, which bfloat16
+    cannot add up.
+    """
+    return x + bias.astype(x.dtype)
+
+
+def _add_bias_backward(_: None, g: Array) -> tuple[Array, Array]:
+    return g, jnp.sum(g, axis=range(g.ndim - 1), dtype=jnp.float32)
+
+
+_add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
+
+
+class WideLinear(nnx.Linear):
+    """A dense layer that multiplies in ``dtype`` but adds, and answers, in float32; bias included.
+
+    For sums that must not be rounded to bfloat16: logits, where a step of the optimiser on a bias
+    of −100 would be lost, and gates that are summed again.
+    """
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        product = _wide_product(inputs.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        return product if self.bias is None else product + self.bias[...]
+
+
+def _product(x: Array, kernel: Array, out: Dtype = None) -> Array:
+    """x [..., N] times kernel [N, M]: [..., M]."""
+    axes = (((x.ndim - 1,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, kernel, axes, preferred_element_type=out)
+
+
+@jax.custom_vjp
+def _wide_product(x: Array, kernel: Array) -> Array:
+    """The product of x and kernel in float32, whose gradients are products in their own type.
+
+    Left to itself, JAX would multiply the float32 cotangent by x and kernel as they are, and XLA
+    would widen those: the gradients would be float32 matrix products, which are slow on GPUs.
+    """
+    return _product(x, kernel, jnp.float32)
+
+
+def _wide_product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _wide_product(x, kernel), (x, kernel)
+
+
+def _wide_product_backward(operands: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    _, pull_back = jax.vjp(_product, *operands)
+    return pull_back(g.astype(operands[0].dtype))
+
+
+_wide_product.defvjp(_wide_product_forward, _wide_product_backward)
+
+
+def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
     """A dense output layer that starts near zero."""
-    return nnx.Linear(
+    return WideLinear(
         inputs,
         outputs,
         kernel_init=_head_init,
@@ -50,14 +145,14 @@ def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Linear:
 
 def categorical_head(
     inputs: int, bins: int, maximum: float, dtype: Dtype, rngs: nnx.Rngs
-) -> nnx.Linear:
+) -> WideLinear:
     """An output layer over the bins of a support ±maximum that starts concentrated around 0.
 
     Its bias starts as −|bin|, in squeezed units. From a uniform start over hundreds of bins the
     quickest way down is to turn every feature into a bias, and the features do not recover soon.
     """
     positions = jnp.linspace(-maximum, maximum, bins)
-    return nnx.Linear(
+    return WideLinear(
         inputs,
         bins,
         kernel_init=_head_init,
@@ -73,6 +168,59 @@ def rms_normalise(x: Array) -> Array:
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6)
     return (wide * scale).astype(x.dtype)
+
+
+def max_pool(x: Array) -> Array:
+    """3×3 maxima at stride 2, padding SAME: [..., H, W, C] -> [..., ⌈H/2⌉, ⌈W/2⌉, C].
+
+    Values and gradients are ``nnx.max_pool``'s: of equal maxima the first takes the gradient. But
+    XLA's gradient scatters, which is slow on GPUs, and keeps x; this one is elementwise and keeps
+    one byte per maximum.
+    """
+    # SAME pads even sizes at their end alone, odd ones by one on both sides.
+    height, width = x.shape[-3:-1]
+    return _even_max_pool(_pad(x, -jnp.inf, ((height % 2, 0), (width % 2, 0))))
+
+
+def _pad(x: Array, value: float, planes: Sequence[tuple[int, int]]) -> Array:
+    """x [..., H, W, C] with (before, after) added to H and W; below 0 takes away."""
+    edges = [(0, 0)] * (x.ndim - 3) + [*planes, (0, 0)]
+    return jax.lax.pad(x, jnp.asarray(value, x.dtype), [(a, b, 0) for a, b in edges])
+
+
+@jax.custom_vjp
+def _even_max_pool(x: Array) -> Array:
+    return _maxima(x)[0]
+
+
+def _maxima(x: Array) -> tuple[Array, Array]:
+    """Maxima of the windows of x [..., 2P, 2Q, C], and 4·row + column of each in its window."""
+    height, width = x.shape[-3:-1]
+    padded = _pad(x, -jnp.inf, ((0, 1), (0, 1)))
+    best = x[..., ::2, ::2, :]
+    place = jnp.zeros_like(best, jnp.uint8)
+    for i, j in list(np.ndindex(3, 3))[1:]:
+        other = padded[..., i : i + height : 2, j : j + width : 2, :]
+        place = jnp.where(other > best, jnp.uint8(4 * i + j), place)
+        best = jnp.maximum(best, other)
+    return best, place
+
+
+def _even_max_pool_backward(place: Array, g: Array) -> tuple[Array]:
+    # Row 2p + r of x, r ∈ {0, 1}, is row r of window p and row r + 2 of window p − 1 (but no window
+    # has a row 3, so no place names it). Columns likewise: a number has at most four windows.
+    total = jnp.zeros((), g.dtype)
+    parity = np.arange(2, dtype=np.uint8)
+    for back in np.ndindex(2, 2):
+        shift = [(n, -n) for n in back]
+        here = 4 * (parity + 2 * back[0])[:, None, None, None] + (parity + 2 * back[1])[:, None]
+        won = jnp.expand_dims(_pad(place, 0, shift), (-4, -2)) == here
+        total = total + jnp.where(won, jnp.expand_dims(_pad(g, 0.0, shift), (-4, -2)), 0)
+    *batch, height, width, channels = g.shape
+    return (total.reshape(*batch, 2 * height, 2 * width, channels),)
+
+
+_even_max_pool.defvjp(_maxima, _even_max_pool_backward)
 
 
 class BoardConv(nnx.Module):
@@ -97,7 +245,8 @@ class BoardConv(nnx.Module):
 class Lstm(nnx.Module):
     """An LSTM whose input and hidden products can be had apart, to share one of them.
 
-    Gates are stacked as input, forget, candidate, output: [..., 4·units]. States are float32.
+    Gates are stacked as input, forget, candidate, output: [..., 4·units]. They and the states are
+    float32.
     """
 
     def __init__(
@@ -107,7 +256,7 @@ class Lstm(nnx.Module):
         # fan-in would make the model nearly deaf to its actions.
         scale = inputs if one_hot_inputs else 1
         self.units = units
-        self.from_input = nnx.Linear(
+        self.from_input = WideLinear(
             inputs,
             4 * units,
             kernel_init=nnx.initializers.variance_scaling(scale, "fan_in", "truncated_normal"),
@@ -115,7 +264,7 @@ class Lstm(nnx.Module):
             param_dtype=jnp.float32,
             rngs=rngs,
         )
-        self.from_hidden = nnx.Linear(
+        self.from_hidden = WideLinear(
             units,
             4 * units,
             use_bias=False,
@@ -126,7 +275,7 @@ class Lstm(nnx.Module):
 
     def advance(self, cell: Array, gates: Array) -> tuple[Array, Array]:
         """The next (cell, hidden), each [..., units], from summed gates [..., 4·units]."""
-        i, f, g, o = jnp.split(gates.astype(jnp.float32), 4, axis=-1)
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
         cell = jax.nn.sigmoid(f + 1.0) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         return cell, jax.nn.sigmoid(o) * jnp.tanh(cell)
 

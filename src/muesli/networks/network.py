@@ -12,7 +12,7 @@ from flax import nnx
 from muesli.config import NetworkConfig
 from muesli.distributions import Categorical, DiagonalNormal, Policy
 from muesli.networks.dynamics import DYNAMICS, MuZeroDynamics, encode_action
-from muesli.networks.layers import Lstm, categorical_head, head, linear
+from muesli.networks.layers import Lstm, categorical_head, head, linear, rms_normalise
 from muesli.networks.torsos import TORSOS
 from muesli.ops.values import squeeze
 from muesli.types import Array, EnvSpec, ModelOutput, PRNGKey, PyTree, RootOutput
@@ -71,7 +71,7 @@ class _Heads(nnx.Module):
         )
 
     def policy(self, x: Array, legal: Array | None = None) -> Policy:
-        parameters = self.policy_head(x).astype(jnp.float32)
+        parameters = self.policy_head(x)
         if self.spec.num_actions is not None:
             return Categorical.masked(parameters, legal)
         loc, log_scale = jnp.split(parameters, 2, axis=-1)
@@ -86,11 +86,21 @@ class _Heads(nnx.Module):
         return DiagonalNormal(loc, log_scale, self.config.squash_actions)
 
     def value(self, x: Array) -> Array:
-        return self.value_head(x).astype(jnp.float32)
+        return self.value_head(x)
 
     def reward(self, x: Array) -> Array:
         assert self.reward_head is not None
-        return self.reward_head(x).astype(jnp.float32)
+        return self.reward_head(x)
+
+
+def _context_layer(inputs: int, features: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
+    """From last action and reward to features, as small as if it were read beside them.
+
+    IMPALA concatenates both before its LSTM, so the fan-in is that of all together. Scaled by its
+    own few inputs, the last action would drown what differs between two pictures.
+    """
+    share = inputs / (inputs + features)
+    return linear(inputs, features, dtype, rngs, share)
 
 
 class _AgentNetwork(nnx.Module):
@@ -103,7 +113,7 @@ class _AgentNetwork(nnx.Module):
         dummy = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
         features = jax.eval_shape(self.torso, dummy).shape[1:]
         self.extra = (
-            linear(spec.action_inputs + 1, features[-1], dtype, rngs)
+            _context_layer(spec.action_inputs + 1, features[-1], dtype, rngs)
             if config.last_action_and_reward
             else None
         )
@@ -128,6 +138,8 @@ class _AgentNetwork(nnx.Module):
         if self.core is not None:
             features, state = self._recur(features.reshape(steps, batch, -1), inputs.first, state)
             features = flat(features)
+            if self.config.normalise_core:
+                features = rms_normalise(features)
         planes = isinstance(self.dynamics, MuZeroDynamics)
         summary = self.dynamics.read(features) if planes else features
         legal = None if inputs.legal_actions is None else flat(inputs.legal_actions)

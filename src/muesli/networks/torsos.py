@@ -16,6 +16,7 @@ from muesli.networks.layers import (
     PreActivationBlock,
     conv,
     linear,
+    max_pool,
     rms_normalise,
 )
 from muesli.types import Array
@@ -52,6 +53,12 @@ class MlpTorso(nnx.Module):
         return rms_normalise(x) if self.normalise else x
 
 
+def _summarise(planes: Array, out: nnx.Linear, normalise: bool) -> Array:
+    """Planes through one dense layer to features: [M, H, W, C] -> [M, units]."""
+    x = jax.nn.relu(out(planes.reshape(planes.shape[0], -1)))
+    return rms_normalise(x) if normalise else x
+
+
 class SmallConvTorso(nnx.Module):
     """3×3 convolutions at full resolution, for boards and MinAtar: [M, H, W, C] -> [M, units]."""
 
@@ -73,8 +80,7 @@ class SmallConvTorso(nnx.Module):
         x = to_float(observation, self.dtype)
         for layer in self.convs:
             x = jax.nn.relu(layer(x))
-        x = jax.nn.relu(self.out(x.reshape(x.shape[0], -1)))
-        return rms_normalise(x) if self.normalise else x
+        return _summarise(x, self.out, self.normalise)
 
 
 class _ImpalaSection(nnx.Module):
@@ -87,7 +93,7 @@ class _ImpalaSection(nnx.Module):
         )
 
     def __call__(self, x: Array) -> Array:
-        x = nnx.max_pool(self.enter(x), (3, 3), strides=(2, 2), padding="SAME")
+        x = max_pool(self.enter(x))
         for first, second in self.blocks:
             x = x + second(jax.nn.relu(first(jax.nn.relu(x))))
         return x
@@ -116,9 +122,7 @@ class ImpalaTorso(nnx.Module):
         x = to_float(observation, self.dtype)
         for section in self.sections:
             x = section(x)
-        x = jax.nn.relu(x).reshape(x.shape[0], -1)
-        x = jax.nn.relu(self.out(x))
-        return rms_normalise(x) if self.normalise else x
+        return _summarise(jax.nn.relu(x), self.out, self.normalise)
 
 
 class MuZeroTorso(nnx.Module):

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from muesli import keys
 from muesli import replay as ring
-from muesli.agent import Agent
-from muesli.config import Config
 from muesli.envs.base import JaxEnv, auto_reset_step
+from muesli.runners.learner import init_ring, make_learn
+from muesli.runners.parts import Parts
 from muesli.types import (
     AgentState,
     Array,
@@ -30,10 +31,6 @@ from muesli.types import (
     is_first,
     is_last,
 )
-
-# Streams of keys besides the environments' own, whose slots count up from 0.
-_AGENT_STREAM = 2**31 - 1
-_RESET_STREAM = 2**31 - 2
 
 
 class FinishedEpisodes(NamedTuple):
@@ -56,20 +53,21 @@ class Anakin(NamedTuple):
     iterate: Callable[[RunState, int], tuple[RunState, Metrics, FinishedEpisodes]]
 
 
-def make_anakin(env: JaxEnv, agent: Agent, config: Config) -> Anakin:
-    """The loop of ``agent`` in ``env``."""
+def make_anakin(parts: Parts) -> Anakin:
+    """The loop of a run whose environment is inside JAX."""
+    env, agent, config = parts.env, parts.agent, parts.config
+    assert isinstance(env, JaxEnv)
     num_envs, length = config.env.num_envs, config.batch.sequence_length
-    online, total = config.batch.online_sequences, config.batch.batch_sequences
-    updates, stack = num_envs // online, config.env.frame_stack
+    online, stack = config.batch.online_sequences, config.env.frame_stack
+    updates, slots = num_envs // online, jnp.arange(num_envs)
+    learn = make_learn(agent, config)
     reset = jax.vmap(env.reset)
     step = jax.vmap(lambda *x: auto_reset_step(env, *x))
 
     def init(key: PRNGKey) -> RunState:
-        agent_key = jax.random.fold_in(key, _AGENT_STREAM)
-        reset_keys = _slot_keys(jax.random.fold_in(key, _RESET_STREAM), num_envs)
-        env_states, timesteps = reset(reset_keys)
+        env_states, timesteps = reset(keys.reset_keys(key, slots))
         state = RunState(
-            agent=agent.init(agent_key),
+            agent=agent.init(keys.agent_key(key)),
             actors=agent.initial_actor(num_envs),
             env_states=env_states,
             timesteps=timesteps,
@@ -78,12 +76,9 @@ def make_anakin(env: JaxEnv, agent: Agent, config: Config) -> Anakin:
             key=key,
             iteration=jnp.zeros((), jnp.int32),
         )
-        if online == total:
-            return state
         example = jax.eval_shape(lambda s: collect(s)[1], state)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
-        chunks = ring.ring_chunks(config.batch.replay_capacity_steps, num_envs, length)
-        return state._replace(replay=ring.init_replay(one, num_envs, chunks, stack))
+        return state._replace(replay=init_ring(one, config))
 
     def collect(state: RunState) -> tuple[RunState, Trajectory, FinishedEpisodes]:
         """T steps of every environment: a batch [E, T + 1] and the episodes that ended in it."""
@@ -92,9 +87,9 @@ def make_anakin(env: JaxEnv, agent: Agent, config: Config) -> Anakin:
 
         def one_step(carry: PyTree, t: Array) -> tuple[PyTree, PyTree]:
             env_states, timesteps, actors, episodes = carry
-            keys = _slot_keys(state.key, num_envs, state.iteration * length + t)
-            act_keys = jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys)
-            env_keys = jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys)
+            now = state.iteration * length + t
+            act_keys = keys.act_keys(state.key, slots, now)
+            env_keys = keys.env_keys(state.key, slots, now)
             action, behaviour, actors = agent.act(acting, timesteps, actors, act_keys)
             env_states, after = step(env_states, timesteps, action, env_keys)
             reward = config.env.reward_scale * after.reward
@@ -136,19 +131,8 @@ def make_anakin(env: JaxEnv, agent: Agent, config: Config) -> Anakin:
         """Each online sequence once, in ``updates`` batches."""
 
         def one_update(agent_state: AgentState, batch_of: PyTree) -> tuple[AgentState, Metrics]:
-            fresh, index = batch_of
-            key = jax.random.fold_in(state.key, _AGENT_STREAM - 2)
-            key = jax.random.fold_in(key, agent_state.step)
-            sample_key, update_key = jax.random.split(key)
-            batch, metrics = fresh, dict[str, Array]()
-            if state.replay is not None:
-                replayed = ring.sample(state.replay, sample_key, total - online, stack)
-                batch = ring.mix(fresh, replayed.batch)
-                age = replayed.age_chunks * updates
-                metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
-            agent_state, update_metrics = agent.update(agent_state, batch, update_key)
-            metrics["policy_lag_updates"] = index.astype(jnp.float32)
-            return agent_state, metrics | update_metrics
+            fresh, lag = batch_of
+            return learn(agent_state, state.replay, fresh, state.key, lag)
 
         slices = jax.tree.map(lambda x: x.reshape((updates, online, *x.shape[1:])), chunk)
         agent_state, metrics = jax.lax.scan(one_update, state.agent, (slices, jnp.arange(updates)))
@@ -175,14 +159,6 @@ def make_anakin(env: JaxEnv, agent: Agent, config: Config) -> Anakin:
         return state, jax.tree.map(jnp.mean, metrics), finished
 
     return Anakin(init, warm_up, iterate)
-
-
-def _slot_keys(key: PRNGKey, num_envs: int, step: Array | int | None = None) -> Array:
-    """``fold_in(fold_in(key, slot), step)`` for every slot: [E]."""
-    keys = jax.vmap(lambda slot: jax.random.fold_in(key, slot))(jnp.arange(num_envs))
-    if step is None:
-        return keys
-    return jax.vmap(lambda k: jax.random.fold_in(k, step))(keys)
 
 
 def _count(

@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from muesli.agent import Acting
 from muesli.distributions import Categorical
 from muesli.envs.base import JaxEnv
-from muesli.types import ActorState, Array, PRNGKey, PyTree, TimeStep, is_last
+from muesli.types import ActorState, Array, EnvSpec, PRNGKey, PyTree, TimeStep, is_last
 
 
 class Evaluation(NamedTuple):
     """returns: [N] f32; lengths: [N] i32; finished: [N] bool, False where the limit came first."""
 
-    returns: Array
-    lengths: Array
-    finished: Array
+    returns: Array | np.ndarray
+    lengths: Array | np.ndarray
+    finished: Array | np.ndarray
 
 
 class _Loop(NamedTuple):
@@ -68,7 +69,7 @@ def make_evaluate(
             sign = jnp.ones(episodes)
             if two_players:
                 ours = (loop.step + jnp.arange(episodes)) % 2 == 0
-                action = jnp.where(ours, action, _random_actions(env, loop.timesteps, keys[1]))
+                action = jnp.where(ours, action, _random_actions(env.spec, loop.timesteps, keys[1]))
                 actors = actors._replace(last_action=action)
                 sign = jnp.where(ours, 1.0, -1.0)
             env_states, after = jax.vmap(env.step)(loop.env_states, action, keys[2])
@@ -91,24 +92,24 @@ def make_evaluate(
     return evaluate
 
 
-def random_act(env: JaxEnv) -> Callable[..., Any]:
+def random_act(spec: EnvSpec) -> Callable[..., Any]:
     """An acting function that ignores the agent and plays uniformly among the legal actions."""
 
     def act(
         acting: Acting, timesteps: TimeStep, actors: ActorState, keys: Array
     ) -> tuple[Any, ...]:
         del acting
-        return _random_actions(env, timesteps, keys), None, actors
+        return _random_actions(spec, timesteps, keys), None, actors
 
     return act
 
 
-def _random_actions(env: JaxEnv, timesteps: TimeStep, keys: Array) -> Array:
-    if env.spec.num_actions is None:
+def _random_actions(spec: EnvSpec, timesteps: TimeStep, keys: Array) -> Array:
+    if spec.num_actions is None:
         sample = lambda key: jax.random.uniform(  # noqa: E731
-            key, (env.spec.action_size,), minval=-1.0, maxval=1.0
+            key, (spec.action_size,), minval=-1.0, maxval=1.0
         )
         return jax.vmap(sample)(keys)
-    logits = jnp.zeros((keys.shape[0], env.spec.num_actions))
+    logits = jnp.zeros((keys.shape[0], spec.num_actions))
     policy = Categorical.masked(logits, timesteps.legal_actions)
     return jax.vmap(lambda p, key: p.sample(key))(policy, keys)

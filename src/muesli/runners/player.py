@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from muesli import keys
 from muesli.agent import Acting, look_ahead, make_act, supports
 from muesli.config import Config
 from muesli.distributions import Categorical, Policy
-from muesli.envs.base import JaxEnv
+from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.networks.network import UnrollInputs
 from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
+from muesli.runners.host import Memory, evaluate_on_host, initial_memory, remember
+from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import read_config
-from muesli.runners.train import Parts, build, load_agent_state
-from muesli.types import ActorState, Array, PRNGKey, TimeStep, is_first
-
-# Keeps an evaluation's keys apart from those of a training run with the same seed.
-_EVAL_STREAM = 2**31 - 5
+from muesli.runners.train import load_agent_state
+from muesli.types import Array, PRNGKey, TimeStep, is_first
 
 
 class Thought(NamedTuple):
@@ -43,7 +43,15 @@ class Player:
             "online": Acting(state.online, parts.agent.acting(state).sigma),
             "prior": Acting(state.prior, parts.agent.acting(state).sigma),
         }
-        self._act = jax.jit(make_act(self.env.spec, parts.network, self.config, "prior"))
+        act = make_act(parts.spec, parts.network, self.config, "prior")
+
+        def play(acting: Acting, timestep: TimeStep, memory: Memory, key: PRNGKey) -> Any:
+            memory, seen = remember(parts, memory, timestep)
+            each = jax.random.split(key, timestep.step_type.shape[0])
+            action, policy, actors = act(acting, seen, memory.actors, each)
+            return action, policy, memory._replace(actors=actors)
+
+        self._act = jax.jit(play)
 
     @property
     def config(self) -> Config:
@@ -51,32 +59,32 @@ class Player:
         return self.parts.config
 
     @property
-    def env(self) -> JaxEnv:
+    def env(self) -> JaxEnv | HostEnvs:
         """The run's environment."""
         return self.parts.env
 
-    def initial_state(self, batch: int) -> ActorState:
+    def initial_state(self, batch: int) -> Memory:
         """What the agent remembers before its first step in each of ``batch`` environments."""
-        return self.parts.agent.initial_actor(batch)
+        return initial_memory(self.parts, batch)
 
-    def act(
-        self, timestep: TimeStep, state: ActorState, key: PRNGKey
-    ) -> tuple[Array, Policy, ActorState]:
+    def act(self, timestep: TimeStep, state: Memory, key: PRNGKey) -> tuple[Array, Policy, Memory]:
         """Actions for a batch of time steps [B], the policy they came from, and the next state.
 
-        Set ``last_reward`` of the returned state to the reward the action earns.
+        Time steps are as the environment gives them: rewards unscaled, frames not stacked.
         """
-        keys = jax.random.split(key, timestep.step_type.shape[0])
-        return self._act(self._acting["prior"], timestep, state, keys)
+        return self._act(self._acting["prior"], timestep, state, key)
 
     def evaluate(
         self, episodes: int, act_with: str = "prior", greedy: bool = False, seed: int = 0
     ) -> Evaluation:
         """Plays fresh episodes."""
+        acting = self._acting["online" if act_with == "online" else "prior"]
         if act_with == "random":
-            act: Callable[..., Any] = random_act(self.env)
+            act: Callable[..., Any] = random_act(self.parts.spec)
         else:
-            act = make_act(self.env.spec, self.parts.network, self.config, act_with, greedy)
+            act = make_act(self.parts.spec, self.parts.network, self.config, act_with, greedy)
+        if isinstance(self.env, HostEnvs):
+            return evaluate_on_host(self.parts, act, acting, episodes, seed)
         run = make_evaluate(
             self.env,
             act,
@@ -84,12 +92,9 @@ class Player:
             episodes,
             reward_scale=self.config.env.reward_scale,
         )
-        acting = self._acting["online" if act_with == "online" else "prior"]
-        return jax.device_get(
-            jax.jit(run)(acting, jax.random.fold_in(jax.random.key(seed), _EVAL_STREAM))
-        )
+        return jax.device_get(jax.jit(run)(acting, keys.eval_key(jax.random.key(seed), 0)))
 
-    def think(self, timestep: TimeStep, state: ActorState) -> Thought:
+    def think(self, timestep: TimeStep, state: Memory) -> Thought:
         """Policy, value and q̂ of one state (batch of one)."""
         policy, value, q = self._think(self._acting["prior"], timestep, state)
         return Thought(np.asarray(policy[0]), float(value[0]), np.asarray(q[0]))
@@ -97,9 +102,11 @@ class Player:
     @property
     def _think(self) -> Callable[..., Any]:
         if not hasattr(self, "_think_compiled"):
-            network, config, spec = self.parts.network, self.config, self.env.spec
+            network, config, spec = self.parts.network, self.config, self.parts.spec
 
-            def think(acting: Acting, timestep: TimeStep, state: ActorState) -> tuple[Array, ...]:
+            def think(acting: Acting, timestep: TimeStep, memory: Memory) -> tuple[Array, ...]:
+                memory, timestep = remember(self.parts, memory, timestep)
+                state = memory.actors
                 inputs = UnrollInputs(
                     timestep.observation,
                     timestep.legal_actions,

@@ -1,0 +1,194 @@
+"""Gymnasium's environments, by their ids."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from muesli.config import ConfigError
+from muesli.envs.base import HostEnv, HostEnvs, host_timestep, slot_seeds
+from muesli.envs.check import EnvError
+from muesli.types import EnvSpec, StepType, TimeStep
+
+_SUPPORTED = (
+    "supported are Box, Discrete, MultiDiscrete and MultiBinary observations, and Dict and Tuple "
+    "of them; Discrete and bounded floating-point Box actions"
+)
+# A batch of observations as Gymnasium gives it, with its space, and of actions as we give them.
+Observe: TypeAlias = Callable[[Any, Any], np.ndarray]
+Act: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+# Bars in a picture of a vector observation: at most this many, each this wide and this high.
+_BARS, _BAR_WIDTH, _BAR_HEIGHT = 64, 6, 96
+
+
+def gym_env(name: str) -> HostEnvs:
+    """The environment registered as ``name``; ``module:EnvId`` imports the module first.
+
+    Images [H, W, C] stay u8; other boxes are f32 of their own shape, and everything else becomes an
+    f32 vector by Gymnasium's flattening: a number of a Discrete space is one-hot. Continuous
+    actions in [−1, 1] are stretched to their bounds. The copies are stepped one after another.
+    """
+    example = _example(name)
+    try:
+        shape, dtype, observe = _observations(name, example.observation_space)
+        num_actions, action_size, act = _actions(name, example.action_space)
+    finally:
+        example.close()
+
+    def make(slots: range, seed: int) -> HostEnv:
+        return _copies(name, example.spec, observe, act, slots, seed)
+
+    image = dtype == np.uint8
+    env_spec = EnvSpec(shape, dtype, num_actions, action_size)
+    return HostEnvs(env_spec, make, _render_image if image else _render_bars)
+
+
+def _import_gymnasium() -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ConfigError(
+            "env.name: Gymnasium environments need gymnasium; pip install 'muesli-rl[gym]'"
+        ) from error
+    return gymnasium
+
+
+def _example(name: str) -> Any:
+    """One copy, to see its spaces and how it is made."""
+    gymnasium = _import_gymnasium()
+    try:
+        return gymnasium.make(name, disable_env_checker=True)
+    except gymnasium.error.UnregisteredEnv as error:
+        close = difflib.get_close_matches(name.split(":")[-1], gymnasium.registry, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else str(error)
+        raise ConfigError(f"env.name: Gymnasium has no environment '{name}'; {hint}") from error
+    except (ImportError, gymnasium.error.Error) as error:
+        raise ConfigError(f"env.name: '{name}' cannot be made: {error}") from error
+
+
+def _observations(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any], Observe]:
+    """Shape and dtype of an observation, and how a batch of Gymnasium's becomes an array."""
+    from gymnasium import spaces
+    from gymnasium.vector.utils import iterate
+
+    if isinstance(space, spaces.Box):
+        image = space.dtype == np.uint8 and len(space.shape) in (2, 3)
+        dtype = np.dtype(np.uint8 if image else np.float32)
+        # A grey image has one channel, and a single number is a vector of one.
+        shape = (*space.shape, 1) if len(space.shape) == (2 if image else 0) else space.shape
+        return shape, dtype, lambda _, batch: np.array(batch, dtype).reshape(len(batch), *shape)
+
+    if not _flattens(space):
+        raise ConfigError(f"env.name: '{name}' has {space} observations; {_SUPPORTED}")
+
+    def flatten(batched: Any, batch: Any) -> np.ndarray:
+        each = [np.asarray(spaces.flatten(space, one)) for one in iterate(batched, batch)]
+        return np.stack(each).astype(np.float32)
+
+    return (int(spaces.flatdim(space)),), np.dtype(np.float32), flatten
+
+
+def _flattens(space: Any) -> bool:
+    """Whether a space is made of numbers of a fixed count."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.values() if isinstance(space, spaces.Dict) else space
+        return all(_flattens(part) for part in parts)
+    return isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    )
+
+
+def _actions(name: str, space: Any) -> tuple[int | None, int, Act]:
+    """num_actions, action_size, and how a batch of the agent's actions becomes Gymnasium's."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return int(space.n), 0, lambda actions: actions.astype(np.int64) + start
+    if (
+        isinstance(space, spaces.Box)
+        and np.issubdtype(space.dtype, np.floating)
+        and space.is_bounded()
+    ):
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+
+        def stretch(actions: np.ndarray) -> np.ndarray:
+            share = (np.clip(actions, -1.0, 1.0).reshape(-1, *space.shape) + 1.0) / 2.0
+            return np.clip(low + share * (high - low), low, high).astype(space.dtype)
+
+        return None, int(np.prod(space.shape)), stretch
+    raise ConfigError(f"env.name: '{name}' has {space} actions; {_SUPPORTED}")
+
+
+def _copies(name: str, spec: Any, observe: Observe, act: Act, slots: range, seed: int) -> HostEnv:
+    """The copies of some slots."""
+    from gymnasium import make
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    makers = [partial(make, spec, disable_env_checker=True) for _ in slots]
+    seeds = slot_seeds(slots, seed).tolist()
+
+    def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        try:
+            return function(*arguments, **settings)
+        except Exception as error:
+            raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
+
+    vector = call(SyncVectorEnv, makers, autoreset_mode=AutoresetMode.NEXT_STEP)
+    ended = np.zeros(len(slots), bool)
+
+    def answer(
+        batch: Any,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        begun: np.ndarray,
+    ) -> TimeStep:
+        nonlocal ended
+        observation = observe(vector.observation_space, batch)
+        timestep = host_timestep(observation, reward, terminated, truncated, begun)
+        for what, numbers in (("observation", observation), ("reward", timestep.reward)):
+            fine = np.isfinite(numbers).reshape(len(slots), -1).all(axis=1)
+            if not fine.all():
+                slot = slots[int(np.argmin(fine))]
+                raise EnvError(f"{name}, slot {slot}: the {what} holds a number that is not finite")
+        ended = np.asarray(timestep.step_type == StepType.LAST)
+        return timestep
+
+    def reset() -> TimeStep:
+        batch, _ = call(vector.reset, seed=seeds)
+        no, yes = np.zeros(len(slots), bool), np.ones(len(slots), bool)
+        return answer(batch, np.zeros(len(slots)), no, no, yes)
+
+    def step(actions: np.ndarray) -> TimeStep:
+        batch, reward, terminated, truncated, _ = call(vector.step, act(actions))
+        return answer(batch, reward, terminated, truncated, ended)
+
+    return HostEnv(reset, step, vector.close)
+
+
+def _render_image(observation: np.ndarray) -> np.ndarray:
+    """The image itself; of other than 3 channels, the first in grey."""
+    if observation.shape[-1] == 3:
+        return np.asarray(observation)
+    return np.repeat(observation[..., :1], 3, axis=-1)
+
+
+def _render_bars(observation: np.ndarray) -> np.ndarray:
+    """A bar for each number x, from the middle to x / (1 + |x|) of the way up (or down)."""
+    numbers = np.asarray(observation, np.float32).ravel()[:_BARS]
+    middle = _BAR_HEIGHT // 2
+    picture = np.full((_BAR_HEIGHT, max(1, len(numbers)) * _BAR_WIDTH, 3), 24, np.uint8)
+    picture[middle] = 90
+    for bar, height in enumerate(np.rint(numbers / (1 + np.abs(numbers)) * middle).astype(int)):
+        columns = slice(bar * _BAR_WIDTH, (bar + 1) * _BAR_WIDTH - 1)
+        rows = slice(*sorted((middle - height, middle)))
+        picture[rows, columns] = (85, 168, 104) if height > 0 else (196, 78, 82)
+    return picture

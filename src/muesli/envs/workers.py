@@ -1,0 +1,347 @@
+"""Any environment outside JAX in worker processes, which start at once and can be killed."""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from muesli.config import ConfigError, EnvConfig
+from muesli.envs.base import HostEnv, HostEnvs
+from muesli.envs.check import EnvError
+from muesli.types import EnvSpec, TimeStep
+
+_CLOSE_SECONDS = 2.0  # what workers have for closing their copies
+_DEATH_SECONDS = 1.0  # what they have for dying when told to
+_LOOK_SECONDS = 1.0  # how often those that do not answer are looked at
+
+# All that a worker is started with; the rest is sent.
+_PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+from muesli.envs.workers import serve
+serve({pipe}, {memory})
+"""
+
+
+def in_processes(name: str, config: EnvConfig, envs: HostEnvs) -> HostEnvs:
+    """The same environment, whose copies run in ``env.processes`` worker processes.
+
+    They play what they would play in this process. A worker makes its copies itself, by their name:
+    what ``ENVS`` holds of that name must be a function that can be imported. It imports nothing of
+    the main module, sees no GPU through JAX, and ends when this process ends. ``make`` does not
+    wait for the workers, ``reset`` does. Any thread may call ``close``, also while another is in
+    ``reset`` or ``step``, which then raises an EnvError.
+    """
+    from muesli.envs import ENVS
+
+    if envs.spec.legal_actions:
+        raise ConfigError(f"env.processes: must be 0 for {name}, which tells legal actions")
+    maker = ENVS.get(name)
+    try:
+        pickle.dumps(maker)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(f"env.processes: must be 0 for {name}: {error}") from error
+
+    def make(slots: range, seed: int) -> HostEnv:
+        tasks = [
+            _Task(name, maker, _share(config, len(part), len(slots)), envs.spec, slots, part, seed)
+            for part in _parts(slots, _workers(config, len(slots)))
+        ]
+        workers = _Workers(tasks)
+        return HostEnv(workers.reset, workers.step, workers.close)
+
+    return envs._replace(make=make)
+
+
+def _workers(config: EnvConfig, copies: int) -> int:
+    """The share of ``copies`` in the workers of all copies of the run."""
+    share = max(1, config.processes * copies // config.num_envs)
+    return min(share, config.processes, copies)
+
+
+def _parts(slots: range, workers: int) -> list[range]:
+    """The slots of each worker."""
+    edges = [len(slots) * index // workers for index in range(workers + 1)]
+    return [slots[start:stop] for start, stop in pairwise(edges)]
+
+
+def _share(config: EnvConfig, copies: int, of: int) -> EnvConfig:
+    """The configuration of a worker that has ``copies`` ``of`` those that were made together.
+
+    As if every worker of the run had as many: so each gets the same share of the run's threads.
+    """
+    workers = _workers(config, of) * max(config.num_envs, of) // of
+    return replace(config, processes=0, num_envs=copies * workers)
+
+
+class _Task(NamedTuple):
+    """What a worker is to run. maker: what ``ENVS`` holds of that name, if anything; slots: all
+    that were made together; part: those of this worker.
+    """
+
+    name: str
+    maker: Any
+    config: EnvConfig
+    spec: EnvSpec
+    slots: range
+    part: range
+    seed: int
+
+
+class _Worker(NamedTuple):
+    """A worker that runs. title: how errors call it; pipe: takes commands, and brings answers."""
+
+    title: str
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+
+
+# --- shared memory --------------------------------------------------------------------------
+
+
+def _record(spec: EnvSpec) -> np.dtype[Any]:
+    """What is written for one copy: the action by us, and the time step after it by its worker."""
+    continuous = spec.num_actions is None
+    return np.dtype(
+        [
+            ("observation", spec.observation_dtype, spec.observation_shape),
+            ("reward", np.float32),
+            ("discount", np.float32),
+            ("step_type", np.int32),
+            ("action", np.float32, (spec.action_size,)) if continuous else ("action", np.int32),
+        ],
+        align=True,
+    )
+
+
+def _memory(size: int) -> int:
+    """A file descriptor of so many bytes without a name: they are gone when nobody has it open."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("muesli-workers")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def _records(descriptor: int, spec: EnvSpec) -> np.ndarray:
+    """The records of all copies: [E]."""
+    return np.frombuffer(mmap.mmap(descriptor, 0), _record(spec))
+
+
+# --- here -----------------------------------------------------------------------------------
+
+
+class _Workers:
+    """The workers of some slots."""
+
+    def __init__(self, tasks: list[_Task]):
+        self._name, spec, slots = tasks[0].name, tasks[0].spec, tasks[0].slots
+        self._turn = threading.Lock()  # held by whoever talks to the workers
+        self._closed = False
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+        memory = _memory(len(slots) * _record(spec).itemsize)
+        atexit.register(self._end)
+        try:
+            self._records = _records(memory, spec)
+            for index, task in enumerate(tasks):
+                which = f"worker {index + 1} of {len(tasks)}"
+                where = f"slots {task.part[0]} to {task.part[-1]}"
+                worker = _start(f"{self._name}, {which} ({where})", task, memory)
+                self._workers.append(worker)
+                self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            os.close(memory)
+
+    def reset(self) -> TimeStep:
+        return self._tell("reset")
+
+    def step(self, actions: np.ndarray) -> TimeStep:
+        return self._tell("step", actions)
+
+    def close(self) -> None:
+        """Asks the workers to end, and ends them if they do not."""
+        self._closed = True
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        if self._turn.acquire(timeout=_CLOSE_SECONDS):
+            self._send("close")
+            self._turn.release()
+            self._wait(deadline)
+        self._end()
+        # Whoever was at work hears of the end, and leaves.
+        if self._turn.acquire(timeout=_DEATH_SECONDS):
+            self._selector.close()
+            for worker in self._workers:
+                worker.pipe.close()
+            self._turn.release()
+
+    def _tell(self, command: str, actions: np.ndarray | None = None) -> TimeStep:
+        """Has all workers do something, and takes a copy of what they answer."""
+        with self._turn:
+            if self._closed:
+                raise EnvError(f"{self._name}: its workers have ended")
+            try:
+                if actions is not None:
+                    self._records["action"][:] = actions
+                self._send(command)
+                self._receive()
+            except BaseException:
+                # Some have answered and others have not: they cannot go on together.
+                self._end()
+                raise
+            answer: Any = [self._records[field].copy() for field in TimeStep._fields[:4]]
+            return TimeStep(*answer)
+
+    def _send(self, command: str) -> None:
+        for worker in self._workers:
+            # What became of one that has ended is read afterwards.
+            with suppress(OSError):
+                worker.pipe.send(command)
+
+    def _receive(self) -> None:
+        """Waits for every answer; raises at the first worker that fails."""
+        left = {worker.title for worker in self._workers}
+        while left:
+            ready = self._selector.select(_LOOK_SECONDS)
+            for key, _ in ready:
+                self._take(key.data)
+                left.discard(key.data.title)
+            if not ready:
+                # The pipe of a dead worker stays open where a process it forked lives on.
+                for worker in self._workers:
+                    if worker.process.poll() is not None:
+                        raise self._death(worker)
+
+    def _take(self, worker: _Worker) -> None:
+        try:
+            failure = worker.pipe.recv()
+        except (EOFError, OSError):
+            raise self._death(worker) from None
+        if failure is not None:
+            message, where = failure
+            error = EnvError(f"{worker.title}: {message}")
+            error.add_note(f"In the worker: {where}")
+            raise error
+
+    def _death(self, worker: _Worker) -> EnvError:
+        if self._closed:
+            return EnvError(f"{self._name}: closed while its workers were at work")
+        try:
+            code = worker.process.wait(_DEATH_SECONDS)
+        except subprocess.TimeoutExpired:
+            return EnvError(f"{worker.title}: has closed its pipe")
+        if code >= 0:
+            return EnvError(f"{worker.title}: has ended with exit code {code}")
+        names = {int(number): number.name for number in signal.Signals}
+        return EnvError(f"{worker.title}: was killed by {names.get(-code, f'signal {-code}')}")
+
+    def _wait(self, deadline: float) -> None:
+        """Until all processes have ended, or the time has come."""
+        for worker in self._workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _end(self) -> None:
+        """Ends the processes that are left."""
+        self._closed = True
+        for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+            for worker in self._workers:
+                end(worker.process)
+            self._wait(time.monotonic() + _DEATH_SECONDS)
+        for worker in self._workers:
+            assert worker.process.stdin is not None
+            worker.process.stdin.close()
+        atexit.unregister(self._end)
+
+
+def _start(title: str, task: _Task, memory: int) -> _Worker:
+    ours, theirs = Pipe()
+    with theirs:
+        program = _PROGRAM.format(path=[*map(str, sys.path)], pipe=theirs.fileno(), memory=memory)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            # Nothing is written to it: the end of it is the end of this process.
+            stdin=subprocess.PIPE,
+            pass_fds=(theirs.fileno(), memory),
+            # Importing our environments already starts JAX's backends: pgx computes when imported.
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            # Ctrl-C is for this process, which then decides.
+            process_group=0,
+        )
+    with suppress(OSError):
+        ours.send(task)
+    return _Worker(title, process, ours)
+
+
+# --- in a worker ----------------------------------------------------------------------------
+
+
+def serve(pipe_descriptor: int, memory: int) -> None:
+    """The whole life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe = Connection(pipe_descriptor)
+    try:
+        task: _Task = pipe.recv()
+        records = _records(memory, task.spec)
+        begin = task.slots.index(task.part[0])
+        _play(task, records[begin : begin + len(task.part)], pipe)
+    except Exception as error:
+        known = isinstance(error, EnvError | ConfigError)
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        # Nobody listens any more if this process is to end.
+        with suppress(OSError):
+            pipe.send((message, traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
+
+
+def _play(task: _Task, records: np.ndarray, pipe: Connection) -> None:
+    """Does what it is told until it is told to close. records: [E], those of its own copies."""
+    from muesli.envs import ENVS, make
+
+    if task.maker is not None:
+        ENVS[task.name] = task.maker
+    envs = make(task.name, task.config)
+    if not isinstance(envs, HostEnvs):
+        raise EnvError("a worker finds another environment of that name")
+    env = envs.make(task.part, task.seed)
+    while (command := pipe.recv()) != "close":
+        timestep = env.reset() if command == "reset" else env.step(records["action"].copy())
+        for field in TimeStep._fields[:4]:
+            given, room = np.asarray(getattr(timestep, field)), records[field]
+            if given.shape != room.shape or given.dtype != room.dtype:
+                raise EnvError(
+                    f"{field} is {given.dtype}{list(given.shape)}, "
+                    f"the spec says {room.dtype}{list(room.shape)}"
+                )
+            room[...] = given
+        pipe.send(None)
+    env.close()

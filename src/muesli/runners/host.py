@@ -1,0 +1,96 @@
+"""Acting in environments outside JAX: what actors remember between steps, and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from muesli import keys
+from muesli.agent import Acting
+from muesli.distributions import Policy
+from muesli.envs.adapter import on_host
+from muesli.envs.base import HostEnvs, JaxEnv
+from muesli.runners.evaluate import Evaluation
+from muesli.runners.parts import Parts
+from muesli.types import ActorState, Array, PRNGKey, PyTree, StepType, TimeStep, is_first
+
+Act = Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
+
+
+class Memory(NamedTuple):
+    """What is remembered between steps. actors: ActorState [E]; frames: [E, H, W, n·C], the newest
+    n frames, or None where the environment stacks its frames itself or there is one.
+    """
+
+    actors: ActorState
+    frames: PyTree
+
+
+def host_envs(env: JaxEnv | HostEnvs) -> HostEnvs:
+    """Any environment as one outside JAX."""
+    return on_host(env) if isinstance(env, JaxEnv) else env
+
+
+def initial_memory(parts: Parts, batch: int) -> Memory:
+    """Before the first step: [E]."""
+    frames = None
+    if _stacked_here(parts):
+        shape = (batch, *parts.spec.observation_shape)
+        frames = jnp.zeros(shape, parts.spec.observation_dtype)
+    return Memory(parts.agent.initial_actor(batch), frames)
+
+
+def _stacked_here(parts: Parts) -> bool:
+    return isinstance(parts.env, HostEnvs) and parts.config.env.frame_stack > 1
+
+
+def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, TimeStep]:
+    """Takes in a time step as an environment gave it: what the network sees, rewards as trained."""
+    reward = parts.config.env.reward_scale * timestep.reward
+    actors = memory.actors._replace(last_reward=jnp.asarray(reward, jnp.float32))
+    frames = None
+    if memory.frames is not None:
+        frame, channels = timestep.observation, timestep.observation.shape[-1]
+        later = jnp.concatenate([memory.frames[..., channels:], frame], axis=-1)
+        again = jnp.concatenate([frame] * parts.config.env.frame_stack, axis=-1)
+        fresh = is_first(timestep.step_type)[:, None, None, None]
+        frames = jnp.where(fresh, again, later)
+        timestep = timestep._replace(observation=frames)
+    return Memory(actors, frames), timestep._replace(reward=actors.last_reward)
+
+
+def evaluate_on_host(
+    parts: Parts, act: Act, acting: Acting, episodes: int, seed: int, max_steps: int = 30_000
+) -> Evaluation:
+    """Plays ``episodes`` copies of the environment for one episode each; all of them count."""
+
+    @jax.jit
+    def choose(
+        acting: Acting, memory: Memory, timestep: TimeStep, key: PRNGKey, now: Array
+    ) -> tuple[Array, Memory]:
+        memory, seen = remember(parts, memory, timestep)
+        act_keys = keys.act_keys(key, jnp.arange(episodes), now)
+        action, _, actors = act(acting, seen, memory.actors, act_keys)
+        return action, memory._replace(actors=actors)
+
+    env = host_envs(parts.env).make(range(episodes), seed)
+    try:
+        key, memory = keys.eval_key(jax.random.key(seed), 0), initial_memory(parts, episodes)
+        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+        done = np.zeros(episodes, bool)
+        timestep = env.reset()
+        for now in range(max_steps):
+            action, memory = choose(acting, memory, timestep, key, np.int32(now))
+            timestep = env.step(np.asarray(action))
+            returns += np.where(done, 0.0, timestep.reward)
+            lengths += ~done
+            done |= timestep.step_type == StepType.LAST
+            if done.all():
+                break
+        return Evaluation(returns, lengths, done)
+    finally:
+        env.close()

@@ -1,0 +1,143 @@
+"""What a run is made of, built from its configuration, and how it is cut into calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from muesli.agent import Agent, make_agent
+from muesli.config import Config, ConfigError, validate
+from muesli.envs import make as make_env
+from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
+from muesli.networks import NETWORKS, Network
+from muesli.policy_updates import UPDATES
+from muesli.types import EnvSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How a run is cut into calls, which end where it logs. Everything is counted in iterations:
+    one chunk of T records from every environment, and one update for each of its batches.
+    """
+
+    warm_up: int
+    """Iterations that only collect, before the first update."""
+    per_call: int
+    """Iterations of one call."""
+    calls: int
+    """Calls of the whole run."""
+    steps_per_iteration: int
+    updates_per_iteration: int
+    eval_every: int
+    """Calls between two evaluations."""
+    checkpoint_every: int
+    """Calls between two checkpoints."""
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole run: what the learning rate falls over."""
+        return self.calls * self.per_call * self.updates_per_iteration
+
+    def env_steps(self, calls_done: int) -> int:
+        """Environment steps after so many calls."""
+        return (self.warm_up + calls_done * self.per_call) * self.steps_per_iteration
+
+
+class Parts(NamedTuple):
+    """Everything a run is made of. spec: of what the network sees, frame stacks included;
+    sebulba: which runner it is for.
+    """
+
+    config: Config
+    env: JaxEnv | HostEnvs
+    spec: EnvSpec
+    network: Network
+    agent: Agent
+    schedule: Schedule
+    sebulba: bool
+
+    @property
+    def frames_per_step(self) -> int:
+        """Frames, skipped ones included, in one step of the environment."""
+        return self.env.frames_per_step if isinstance(self.env, HostEnvs) else 1
+
+
+def make_schedule(config: Config) -> Schedule:
+    """Cuts a run into calls that end where it logs, evaluates and saves."""
+    per_iteration = config.env.num_envs * config.batch.sequence_length
+    replays = config.batch.online_sequences < config.batch.batch_sequences
+    warm_up = max(int(replays), -(-config.batch.replay_min_steps // per_iteration))
+    iterations = max(1, -(-config.total_env_steps // per_iteration) - warm_up)
+    wanted = max(1, round(config.log.log_every_steps / per_iteration))
+    calls = max(1, round(iterations / wanted))
+    per_call = -(-iterations // calls)
+
+    def every(steps: int) -> int:
+        return max(1, round(steps / (per_call * per_iteration))) if steps else calls
+
+    return Schedule(
+        warm_up=warm_up,
+        per_call=per_call,
+        calls=calls,
+        steps_per_iteration=per_iteration,
+        updates_per_iteration=config.env.num_envs // config.batch.online_sequences,
+        eval_every=every(config.log.eval_every_steps),
+        checkpoint_every=every(config.log.checkpoint_every_steps),
+    )
+
+
+def build(config: Config) -> Parts:
+    """Builds a run; raises a ConfigError naming the field that does not fit the environment."""
+    validate(config)
+    env = make_env(config.env.name, config.env)
+    spec, stack = env.spec, config.env.frame_stack
+    if stack > 1:
+        shape = spec.observation_shape
+        spec = spec._replace(observation_shape=(*shape[:-1], shape[-1] * stack))
+        if isinstance(env, JaxEnv):
+            env = stack_frames(env, stack)
+    sebulba = isinstance(env, HostEnvs) or config.actors.runner == "sebulba"
+    _fit(config, env, spec)
+    schedule = make_schedule(config)
+    network = NETWORKS[config.network.maker](spec, config.network)
+    agent = make_agent(spec, network, config, schedule.total_updates)
+    return Parts(config, env, spec, network, agent, schedule, sebulba)
+
+
+def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
+    """Checks what only the environment can decide."""
+    net = config.network
+    for field, name, known in (
+        ("update.name", config.update.name, UPDATES),
+        ("network.maker", net.maker, NETWORKS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{field}: there is no '{name}'; there are {', '.join(known)}")
+    if config.update.name == "mcts":
+        raise ConfigError("update.name: mcts needs a search, which this version does not have")
+    if net.torso != "mlp" and len(spec.observation_shape) != 3:
+        raise ConfigError(
+            f"network.torso: {net.torso} needs images; the observations of {config.env.name} have "
+            f"shape {list(spec.observation_shape)}: use mlp"
+        )
+    if spec.players == 2 and config.agent.discount != -1.0:
+        raise ConfigError(
+            f"agent.discount: {config.env.name} is played against oneself and needs -1, "
+            f"got {config.agent.discount:g}"
+        )
+    if spec.players == 1 and config.agent.discount < 0.0:
+        raise ConfigError(
+            f"agent.discount: {config.env.name} has one player and needs a discount in [0, 1], "
+            f"got {config.agent.discount:g}"
+        )
+    if isinstance(env, HostEnvs) and config.actors.runner == "anakin":
+        raise ConfigError(
+            f"actors.runner: {config.env.name} does not run inside JAX; use sebulba (or auto)"
+        )
+    if isinstance(env, HostEnvs) or config.actors.runner == "sebulba":
+        groups, online = config.actors.groups, config.batch.online_sequences
+        if config.env.num_envs % (groups * online):
+            raise ConfigError(
+                f"env.num_envs: must be a multiple of actors.groups x batch.online_sequences "
+                f"({groups} x {online}), got {config.env.num_envs}"
+            )

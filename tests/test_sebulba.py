@@ -1,0 +1,252 @@
+"""Actors in threads: the same trajectories as in one jitted loop, exact accounting, and faults."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from muesli import presets
+from muesli.config import ConfigError
+from muesli.envs import ENVS
+from muesli.envs.adapter import on_host
+from muesli.envs.toys import catch
+from muesli.runners.anakin import make_anakin
+from muesli.runners.engines import make_engine
+from muesli.runners.parts import build
+from muesli.runners.player import load
+from muesli.runners.sebulba import ActorError, Sebulba
+from muesli.runners.train import train
+
+replace = dataclasses.replace
+
+
+def tiny(env="catch", groups=1, lockstep=True, frame_stack=1, core="lstm", **batch):
+    base = presets.catch()
+    return replace(
+        base,
+        total_env_steps=600,
+        env=replace(base.env, name=env, num_envs=4, frame_stack=frame_stack),
+        actors=replace(base.actors, runner="sebulba", groups=groups, lockstep=lockstep),
+        network=replace(
+            base.network, core=core, last_action_and_reward=True, torso_units=8, core_units=8,
+            model_units=8, value_bins=11, reward_bins=11,
+        ),
+        batch=replace(
+            base.batch,
+            **{"batch_sequences": 8, "online_sequences": 2, "sequence_length": 5,
+               "replay_capacity_steps": 400} | batch,
+        ),
+        log=replace(base.log, log_every_steps=100, eval_every_steps=0, eval_episodes=4),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def env_named():
+    """Registers an environment for one test."""
+    added = []
+
+    def add(name, make):
+        ENVS[name] = make
+        added.append(name)
+        return name
+
+    yield add
+    for name in added:
+        del ENVS[name]
+
+
+def sebulba_ring(config, iterations):
+    sebulba = Sebulba(build(config), config.seed)
+    try:
+        sebulba.prepare()
+        sebulba.start(jax.jit(sebulba.init)(sebulba.key))
+        for _ in range(iterations):
+            sebulba.collect_iteration()
+        return sebulba.state.replay
+    finally:
+        sebulba.close()
+
+
+def anakin_ring(config, iterations):
+    config = replace(config, actors=replace(config.actors, runner="anakin"))
+    anakin = make_anakin(build(config))
+    state = jax.jit(anakin.init)(jax.random.key(config.seed))
+    for _ in range(iterations):
+        state, _ = jax.jit(anakin.warm_up)(state)
+    return state.replay
+
+
+def assert_same_experience(ours, theirs):
+    for name in ("observation", "action", "reward", "discount", "step_type"):
+        np.testing.assert_array_equal(
+            getattr(ours.records, name), getattr(theirs.records, name), err_msg=name
+        )
+    for a, b in zip(
+        jax.tree.leaves((ours.records.behaviour, ours.starts)),
+        jax.tree.leaves((theirs.records.behaviour, theirs.starts)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    np.testing.assert_array_equal(ours.written, theirs.written)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_same_keys_give_the_same_trajectories_as_one_jitted_loop(groups):
+    config = tiny(groups=groups)
+    ours, theirs = sebulba_ring(config, 4), anakin_ring(config, 4)
+    # Catch lasts 9 steps: 20 steps hold two ends of episodes.
+    assert int((ours.records.step_type == 2).sum()) >= 4
+    assert_same_experience(ours, theirs)
+
+
+def test_frames_of_a_host_environment_are_stacked_as_inside_jax(env_named):
+    name = env_named("host_catch", lambda: on_host(catch()))
+    ours = sebulba_ring(tiny(name, frame_stack=3), 4)
+    theirs = anakin_ring(tiny(frame_stack=3), 4)
+    assert ours.records.observation.shape[-1] == catch().spec.observation_shape[-1]
+    assert_same_experience(ours, theirs)
+
+
+def test_two_runs_in_lockstep_are_one(tmp_path):
+    config = tiny(groups=2)
+    rows = [[], []]
+    for k in range(2):
+        train(config, tmp_path / str(k), callbacks=[rows[k].append])
+    assert len(rows[0]) > 2
+    timeless = [[{n: v for n, v in r.items() if "second" not in n} for r in some] for some in rows]
+    assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_every_online_sequence_is_trained_once(tmp_path, lockstep):
+    config = tiny(groups=2, lockstep=lockstep)
+    parts = build(config)
+    engine = make_engine(parts, [0])
+    try:
+        engine.start(None)
+        sebulba = engine.sebulba
+        assert sebulba.state.replay.written.sum() == 4
+        progress = engine.advance()
+        # 4 environments in batches of 2 online sequences: two updates an iteration.
+        updates = 2 * parts.schedule.per_call
+        assert int(sebulba.state.agent.step) == updates
+        written = np.asarray(sebulba.state.replay.written)
+        assert written.sum() == 4 * (1 + parts.schedule.per_call)
+        assert int(sebulba.state.iteration) == 1 + parts.schedule.per_call
+        lag = progress.metrics[0]["policy_lag_updates"]
+        if lockstep:
+            # Data of update u in an iteration is u updates old: 0 and 1, on average 1/2.
+            np.testing.assert_allclose(lag, 0.5)
+        else:
+            assert 0.0 <= lag <= updates
+    finally:
+        engine.close()
+
+
+def test_without_replay_there_is_no_ring():
+    config = tiny(batch_sequences=2, groups=2)
+    engine = make_engine(build(config), [0])
+    try:
+        engine.start(None)
+        assert engine.sebulba.state.replay is None
+        assert np.isfinite(engine.advance().metrics[0]["loss_total"])
+    finally:
+        engine.close()
+
+
+def failing(at, how):
+    """Catch on the host, whose ``at``-th step of slot 0's group does ``how``."""
+
+    def make_family():
+        family = on_host(catch())
+
+        def make(slots, seed):
+            env, count = family.make(slots, seed), 0
+
+            def step(actions):
+                nonlocal count
+                count += 1
+                if count == at and 0 in slots:
+                    how()
+                return env.step(actions)
+
+            return env._replace(step=step)
+
+        return family._replace(make=make)
+
+    return make_family
+
+
+def explode():
+    raise OverflowError("the paddle fell off")
+
+
+def test_an_environment_that_raises_ends_the_run_with_its_error_and_a_checkpoint(
+    tmp_path, env_named
+):
+    name = env_named("exploding_catch", failing(23, explode))
+    with pytest.raises(ActorError, match="group 0 of exploding_catch.*paddle fell off") as caught:
+        train(tiny(name, groups=2, lockstep=False), tmp_path / "run")
+    assert isinstance(caught.value.__cause__, OverflowError)
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_an_environment_that_hangs_is_noticed(tmp_path, env_named):
+    name = env_named("hanging_catch", failing(23, lambda: time.sleep(30)))
+    config = tiny(name, groups=2)
+    config = replace(config, actors=replace(config.actors, step_timeout_seconds=1.0))
+    began = time.monotonic()
+    with pytest.raises(ActorError, match="group 0 of hanging_catch has not answered for 1 s"):
+        train(config, tmp_path / "run")
+    assert time.monotonic() - began < 25
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_a_ring_that_cannot_fit_is_refused_with_one_that_would():
+    config = tiny(replay_capacity_steps=10**13)
+    with pytest.raises(ConfigError, match=r"batch.replay_capacity_steps: .* at most [\d,]+ fit"):
+        make_engine(build(config), [0])
+
+
+def test_bad_combinations_name_their_field(env_named):
+    name = env_named("host_catch", lambda: on_host(catch()))
+    config = tiny(name)
+    with pytest.raises(ConfigError, match="actors.runner: host_catch does not run inside JAX"):
+        build(replace(config, actors=replace(config.actors, runner="anakin")))
+    with pytest.raises(ConfigError, match="env.num_envs: must be a multiple of actors.groups"):
+        build(tiny(groups=4))
+    with pytest.raises(ConfigError, match="seeds: several at once"):
+        make_engine(build(config), [0, 1])
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
+    base = presets.atari_small()
+    config = replace(
+        base,
+        total_env_steps=150,
+        env=replace(
+            base.env, name="atari:breakout", num_envs=4, frame_stack=stack,
+            atari=replace(base.env.atari, size_pixels=24),
+        ),
+        network=replace(
+            base.network, torso_channels=(4,), torso_units=8, core_units=8, model_units=8,
+            value_bins=11, reward_bins=11,
+        ),
+        batch=replace(
+            base.batch, batch_sequences=8, online_sequences=2, sequence_length=6,
+            replay_capacity_steps=400,
+        ),
+        log=replace(base.log, log_every_steps=40),
+    )  # fmt: skip
+    rows = []
+    result = train(config, tmp_path / "run", callbacks=[rows.append])
+    assert result.evaluations == [{}] and len(rows) >= 2
+    last = rows[-1]
+    assert last["env_frames"] == 4 * last["env_steps"] and last["replay_fraction"] == 0.75
+    assert all(np.isfinite(v) for v in last.values() if isinstance(v, float))
+    player = load(tmp_path / "run")
+    evaluation = player.evaluate(2)
+    assert evaluation.finished.all() and (evaluation.lengths > 20).all()
