@@ -146,6 +146,6 @@ def test_connect_four_against_itself_beats_a_random_player():
 def test_actors_in_threads_learn_cartpole(tmp_path):
     base = presets.gym("gym:CartPole-v1")
     # In lock-step, so that the outcome does not depend on how threads are scheduled.
-    config = replace(base, total_env_steps=40_000, actors=replace(base.actors, lockstep=True))
+    config = replace(base, total_env_steps=25_000, actors=replace(base.actors, lockstep=True))
     result = run(config, tmp_path / "run")
     assert result.evaluations[0]["return_mean"] >= 475, result
