@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from muesli import presets
 from muesli import replay as ring
-from muesli.agent import loss_weights, make_targets, unroll
+from muesli.agent import estimate, loss_weights, make_targets, unroll
 from muesli.config import UPDATE_DEFAULTS, Config
+from muesli.ops.moments import deviation
 from muesli.policy_updates import UPDATES
 from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
@@ -141,6 +142,60 @@ def test_nothing_behind_the_door_carries_a_gradient(catch_run):
 
     gradients = jax.jit(jax.grad(total_of_targets))(state.online)
     assert all(float(jnp.abs(g).max()) == 0.0 for g in jax.tree.leaves(gradients))
+
+
+def targets_of(run, online=None, prior=None, prior_parameters=None):
+    """Targets, their moment and the raw estimates, with some of what they are made of replaced."""
+    parts, state, batch, _ = run
+    online = online or unroll(parts.network, state.online, batch)
+    prior = prior or unroll(parts.network, state.prior, batch)
+    # Whoever reads the online parameters here gets nothing but NaN.
+    state = state._replace(
+        online=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.online),
+        prior=prior_parameters or state.prior,
+    )
+    common = (parts.network, parts.config, parts.spec, state, batch)
+    key = jax.random.key(3)
+    targets, moment = make_targets(*common, online, prior, key)
+    keys = jax.random.split(key, batch.transitions.reward.shape[0])
+    return targets, moment, estimate(*common, online, prior, keys)
+
+
+def test_one_deviation_normalises_every_advantage(catch_run):
+    targets, moment, raw = targets_of(catch_run)
+    sigma = float(deviation(moment, 1e-12))
+    assert abs(sigma - 1.0) > 0.1
+    ours, theirs = targets.policy, raw.targets.policy
+    for a, b in (
+        (ours.advantage, theirs.advantage),
+        (ours.q_advantage, theirs.q_advantage),
+        (ours.candidates.advantages, theirs.candidates.advantages),
+    ):
+        np.testing.assert_allclose(a, np.asarray(b) / sigma, rtol=1e-5)
+    # In units of reward: G − v̂ at the action taken, and q̂ − v̂ of the candidates.
+    value = np.asarray(targets.baseline)
+    np.testing.assert_allclose(
+        theirs.advantage[:, :-1], np.asarray(targets.returns) - value[:, :-1], atol=1e-5
+    )
+
+
+def test_action_values_come_from_the_prior_alone_and_ratios_from_the_online_policy(catch_run):
+    parts, state, batch, _ = catch_run
+    nan = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), tree)
+    wanted, _, _ = targets_of(catch_run)
+    online, prior = (unroll(parts.network, p, batch) for p in (state.online, state.prior))
+    # Of the online network only its policy is read, and none of its parameters.
+    blind = online._replace(embedding=nan(online.embedding), value_logits=nan(online.value_logits))
+    found, _, _ = targets_of(catch_run, blind, prior)
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # The prior's embedding and the prior's model heads make q̂.
+    deaf, _, _ = targets_of(catch_run, online, prior._replace(embedding=nan(prior.embedding)))
+    broken = state.prior | {"model_heads": nan(state.prior["model_heads"])}
+    mute, _, _ = targets_of(catch_run, online, prior, prior_parameters=broken)
+    for targets in (deaf, mute):
+        assert np.isnan(targets.policy.q_advantage).all() and np.isnan(targets.returns).any()
+        assert np.isfinite(targets.baseline).all() and np.isfinite(targets.policy.rho).all()
 
 
 def test_every_parameter_is_trained(catch_run):

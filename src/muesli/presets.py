@@ -319,7 +319,7 @@ def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
             sequence_length=16,
             replay_capacity_steps=50_000,
         ),
-        log=replace(base.log, eval_every_steps=0, eval_episodes=20),
+        log=replace(base.log, eval_every_steps=20_000, eval_episodes=20),
     )
 
 
