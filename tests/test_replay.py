@@ -126,6 +126,19 @@ def test_a_slot_with_nothing_to_sample_is_left_out():
     np.testing.assert_array_equal(sample.batch.transitions.reward[:, 0], 1000.0)
 
 
+def test_a_truncated_ring_ends_its_episodes_where_its_records_end():
+    replay = ring.truncate(filled(7))
+    kinds = np.asarray(replay.records.step_type)
+    before = np.asarray(filled(7).records.step_type)
+    newest = (7 * LENGTH - 1) % (CHUNKS * LENGTH)
+    assert (kinds[:, newest] == StepType.LAST).all()
+    np.testing.assert_array_equal(np.delete(kinds, newest, 1), np.delete(before, newest, 1))
+    # A slot that was never written has no record to end.
+    one = jax.tree.map(lambda x: x[0], chunk(0))
+    empty = ring.init_replay(one, SLOTS, CHUNKS)
+    np.testing.assert_array_equal(ring.truncate(empty).records.step_type, empty.records.step_type)
+
+
 def test_a_batch_is_online_sequences_first_then_replayed_ones():
     replayed = ring.sample(filled(4), jax.random.key(0), 5).batch
     batch = ring.mix(chunk(9), replayed)

@@ -11,12 +11,13 @@ from muesli import presets
 from muesli.config import ConfigError
 from muesli.envs import ENVS
 from muesli.envs.adapter import on_host
-from muesli.envs.toys import catch
+from muesli.envs.toys import catch, recall
 from muesli.runners.anakin import make_anakin
 from muesli.runners.engines import make_engine
+from muesli.runners.host import ActorError
 from muesli.runners.parts import build
 from muesli.runners.player import load
-from muesli.runners.sebulba import ActorError, Sebulba
+from muesli.runners.sebulba import Sebulba
 from muesli.runners.train import train
 
 replace = dataclasses.replace
@@ -193,15 +194,102 @@ def test_an_environment_that_raises_ends_the_run_with_its_error_and_a_checkpoint
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
 
 
-def test_an_environment_that_hangs_is_noticed(tmp_path, env_named):
+def test_a_run_that_fails_before_it_begins_leaves_its_directory_free(tmp_path, env_named):
+    name = env_named("exploding_catch", failing(1, explode))
+    with pytest.raises(ActorError):
+        train(tiny(name), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+    train(tiny(), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_an_environment_that_hangs_is_noticed(tmp_path, env_named, lockstep):
     name = env_named("hanging_catch", failing(23, lambda: time.sleep(30)))
-    config = tiny(name, groups=2)
+    # Long enough for the other group to go on alone, if nobody notices.
+    config = replace(tiny(name, groups=2, lockstep=lockstep), total_env_steps=60_000)
     config = replace(config, actors=replace(config.actors, step_timeout_seconds=1.0))
     began = time.monotonic()
     with pytest.raises(ActorError, match="group 0 of hanging_catch has not answered for 1 s"):
         train(config, tmp_path / "run")
     assert time.monotonic() - began < 25
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_an_evaluation_that_fails_keeps_what_was_learnt(tmp_path, env_named):
+    def make_family():
+        family = on_host(catch())
+
+        def make(slots, seed):
+            env = family.make(slots, seed)
+            # The run's own copies are two groups of two; an evaluation plays four.
+            return env._replace(step=lambda a: explode()) if len(slots) == 4 else env
+
+        return family._replace(make=make)
+
+    name = env_named("shy_catch", make_family)
+    with pytest.raises(ActorError, match="shy_catch failed in an evaluation") as caught:
+        train(tiny(name, groups=2), tmp_path / "run")
+    assert caught.value.__notes__ == ["what was learnt until then is saved"]
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_a_resumed_run_plays_other_episodes_and_never_joins_two(tmp_path):
+    config = tiny(groups=2)
+    parts = build(config)
+    first, second = make_engine(parts, [0]), make_engine(parts, [0])
+    try:
+        first.start(None)
+        first.advance()
+        snapshot = jax.device_get(first.snapshot(0))
+    finally:
+        first.close()
+    try:
+        remark = second.restore(jax.tree.map(jax.numpy.asarray, snapshot))
+        assert "begin anew" in remark and second.updates() == int(snapshot.agent.step)
+        began = int(snapshot.iteration)
+        second.advance()
+        ring = jax.device_get(second.sebulba.state.replay)
+    finally:
+        second.close()
+    assert int(second.sebulba.state.iteration) == began + parts.schedule.per_call
+    kinds = ring.records.step_type[:, : int(ring.written[0]) * 5]
+    # Every FIRST but a slot's very first record follows a LAST.
+    slots, times = np.nonzero(kinds == 0)
+    assert (kinds[slots, times - 1][times > 0] == 2).all() and (times > 0).sum() >= 4
+    seam = began * 5
+    assert (kinds[:, seam] == 0).all()
+    fresh, old = ring.records.observation[:, seam], ring.records.observation[:, 0]
+    assert not np.array_equal(fresh, old)
+
+
+def test_both_runners_count_a_game_of_two_players_for_the_first(tmp_path):
+    base = presets.tic_tac_toe()
+    config = replace(
+        base,
+        env=replace(base.env, num_envs=8),
+        network=replace(base.network, torso_units=8, model_units=8, value_bins=11, reward_bins=11),
+        batch=replace(base.batch, batch_sequences=8, online_sequences=4),
+        log=replace(base.log, log_every_steps=80, eval_episodes=0),
+    )
+    returns = {}
+    for runner in ("anakin", "sebulba"):
+        actors = replace(config.actors, runner=runner, lockstep=True)
+        engine = make_engine(build(replace(config, actors=actors)), [0])
+        try:
+            rows = engine.start(None)[0]
+        finally:
+            engine.close()
+        returns[runner] = sorted((row["slot"], row["env_steps"], row["return"]) for row in rows)
+    assert returns["anakin"] == returns["sebulba"]
+    assert {r for _, _, r in returns["anakin"]} > {1.0, -1.0}
+
+
+def test_vectors_are_stacked_too(env_named):
+    plain = on_host(recall())
+    name = env_named("host_recall", lambda: plain)
+    ring = sebulba_ring(tiny(name, frame_stack=3), 2)
+    assert ring.records.observation.shape[-1] == plain.spec.observation_shape[-1]
 
 
 def test_a_ring_that_cannot_fit_is_refused_with_one_that_would():

@@ -20,6 +20,7 @@ from muesli.types import (
     Array,
     PRNGKey,
     PyTree,
+    StepType,
     Trajectory,
     Transition,
     is_first,
@@ -92,6 +93,22 @@ def write(
     slots = jnp.arange(replay.written.shape[0])
     here = (slots >= first_slot) & (slots < first_slot + batch.transitions.reward.shape[0])
     return Replay(records, starts, replay.written + here)
+
+
+def truncate(replay: Replay) -> Replay:
+    """Ends every slot's episode where its records end, as a time limit would.
+
+    For a run that goes on with fresh episodes: what is written next must not be taken for what
+    came of the newest record.
+    """
+    slots, total = replay.records.step_type.shape
+    length = total // replay.starts.last_reward.shape[1]
+    newest = (replay.written * length - 1) % total
+    slot = jnp.arange(slots)
+    kinds = replay.records.step_type
+    last = jnp.where(replay.written > 0, StepType.LAST, kinds[slot, newest]).astype(kinds.dtype)
+    records = replay.records._replace(step_type=kinds.at[slot, newest].set(last))
+    return replay._replace(records=records)
 
 
 def lost_chunks(frame_stack: int, length: int) -> int:

@@ -40,8 +40,11 @@ def _family(what: str) -> list[tuple[str, Any]]:
         return list(PRESETS.items())
     if what == "envs":
         from muesli.envs import ENVS
+        from muesli.envs.atari import GAMES, atari
+        from muesli.envs.gymnasium import gym_env
 
-        return list(ENVS.items())
+        games = [(f"atari:{game}", atari) for game in GAMES]
+        return [*ENVS.items(), *games, ("gym:ENV_ID", gym_env), ("MODULE:ENV_ID", gym_env)]
     if what == "updates":
         from muesli.policy_updates import UPDATES
 

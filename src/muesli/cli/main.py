@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 class UsageError(Exception):
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, ConfigError) as error:
         print(f"muesli {name}: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:  # training saves by itself; this is before there was anything to save
+        print(f"muesli {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -89,12 +89,18 @@ def train_command(argv: Sequence[str]) -> int:
     else:
         dirs = [own.run_dir / f"seed-{config.seed + k}" for k in range(own.seeds)]
 
+    from muesli.checkpoint import CheckpointError
     from muesli.runners.device import prepare_device
     from muesli.runners.train import train
 
     prepare_device()
     title = f"{name} on {config.env.name}"
-    return _run(config, title, lambda watch: train(config, dirs, [watch], init_from=own.init_from))
+    try:
+        return _run(
+            config, title, lambda watch: train(config, dirs, [watch], init_from=own.init_from)
+        )
+    except CheckpointError as error:
+        raise UsageError(f"--init-from: {error}") from error
 
 
 def resume_command(argv: Sequence[str]) -> int:
@@ -123,14 +129,14 @@ def resume_command(argv: Sequence[str]) -> int:
 
 def _run(config: Config, title: str, run: Callable[[Progress], Any]) -> int:
     """Runs to the end, showing progress; a failed environment is told with its traceback."""
-    from muesli.runners.sebulba import ActorError
+    from muesli.runners.host import ActorError
 
     try:
         with Progress(config.total_env_steps, title) as progress:
             result = run(progress)
     except ActorError as error:
         traceback.print_exception(error.__cause__ or error)
-        print(f"muesli: {error}; what was learnt until then is saved", file=sys.stderr)
+        print("; ".join([f"muesli: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return STOPPED_ITSELF
     return _conclude(result)
 
@@ -176,7 +182,7 @@ class Progress:
             self._bar = Bar(
                 TextColumn("{task.percentage:>3.0f}%"),
                 BarColumn(),
-                TextColumn("return {task.fields[shown]}  {task.fields[rate]:,.0f} steps/s"),
+                TextColumn("return {task.fields[shown]}  {task.fields[rate]:,.0f} frames/s"),
                 TimeRemainingColumn(),
             )
             self._task = self._bar.add_task("train", total=self.total, shown="-", rate=0.0)

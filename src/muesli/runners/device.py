@@ -14,7 +14,8 @@ def prepare_device() -> None:
     What the user has set in the environment stays. On CPUs nothing is cached: compiled code fits
     one kind of processor, and a home directory may be shared by several.
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    if "XLA_CLIENT_MEM_FRACTION" not in os.environ:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     if jax.default_backend() == "cpu" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

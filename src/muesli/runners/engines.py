@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from muesli.config import ConfigError
+from muesli.envs.base import slot_seeds
+from muesli.replay import truncate
 from muesli.runners.anakin import FinishedEpisodes, make_anakin
 from muesli.runners.memory import MemoryPlan, check_memory, compiled_bytes
 from muesli.runners.parts import Parts
@@ -37,6 +39,7 @@ class Engine(Protocol):
 
     start(parameters) begins afresh, from new parameters or another run's AgentState, fills the ring
     and returns the episodes of that; advance() is one call; agent(k) is seed k's AgentState;
+    updates() counts those made so far;
     snapshot(k) is what a checkpoint holds, shaped like template(); restore(snapshot) goes on from
     one and returns a remark for the user, or None.
     """
@@ -44,6 +47,7 @@ class Engine(Protocol):
     def start(self, parameters: AgentState | None) -> list[Episodes]: ...
     def advance(self) -> Advance: ...
     def agent(self, k: int) -> AgentState: ...
+    def updates(self) -> int: ...
     def snapshot(self, k: int) -> PyTree: ...
     def template(self) -> PyTree: ...
     def restore(self, snapshot: PyTree) -> str | None: ...
@@ -140,6 +144,9 @@ class AnakinEngine:
     def agent(self, k: int) -> AgentState:
         return self._one(self.state.agent, k)
 
+    def updates(self) -> int:
+        return int(np.asarray(self.state.agent.step).flat[0])
+
     def snapshot(self, k: int) -> RunState:
         return self._one(self.state, k)
 
@@ -166,8 +173,8 @@ class SebulbaEngine:
         check_memory(self.sebulba)
         self.memory: MemoryPlan
 
-    def _prepare(self) -> None:
-        self.sebulba.prepare()
+    def _prepare(self, env_seed: int | None = None) -> None:
+        self.sebulba.prepare(env_seed)
         self.memory = check_memory(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
         if jax.default_backend() != "cpu":
             print(self.memory.describe(), flush=True)  # noqa: T201
@@ -203,6 +210,9 @@ class SebulbaEngine:
     def agent(self, k: int) -> AgentState:
         return self.sebulba.state.agent
 
+    def updates(self) -> int:
+        return self.sebulba.published.update
+
     def snapshot(self, k: int) -> SebulbaState:
         state = self.sebulba.state
         return state if self.parts.config.log.save_replay else state._replace(replay=None)
@@ -212,14 +222,15 @@ class SebulbaEngine:
         return state if self.parts.config.log.save_replay else state._replace(replay=None)
 
     def restore(self, snapshot: SebulbaState) -> str:
-        self._prepare()
+        # Other episodes than those the run began with.
+        self._prepare(int(slot_seeds(range(1), self.seed + int(snapshot.agent.step))[0]))
         remark = "episodes under way were not saved and begin anew"
-        fill = snapshot.replay is None and self.parts.schedule.warm_up > 0
-        if snapshot.replay is None:
-            ring = jax.jit(lambda key: self.sebulba.init(key).replay)(self.sebulba.key)
-            snapshot = snapshot._replace(replay=ring)
-        self.sebulba.start(snapshot)
-        if fill:
+        if snapshot.replay is not None:
+            self.sebulba.start(snapshot._replace(replay=truncate(snapshot.replay)))
+            return remark
+        ring = jax.jit(lambda key: self.sebulba.init(key).replay)(self.sebulba.key)
+        self.sebulba.start(snapshot._replace(replay=ring))
+        if ring is not None:
             self._fill()
             remark += "; the replay was not saved and fills anew"
         return remark

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 from muesli import keys
 from muesli.agent import Acting
 from muesli.distributions import Policy
+from muesli.envs import make as make_env
 from muesli.envs.adapter import on_host
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.runners.evaluate import Evaluation
@@ -19,6 +22,10 @@ from muesli.runners.parts import Parts
 from muesli.types import ActorState, Array, PRNGKey, PyTree, StepType, TimeStep, is_first
 
 Act = Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
+
+
+class ActorError(RuntimeError):
+    """Environments failed; the cause is attached."""
 
 
 class Memory(NamedTuple):
@@ -57,7 +64,7 @@ def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, 
         frame, channels = timestep.observation, timestep.observation.shape[-1]
         later = jnp.concatenate([memory.frames[..., channels:], frame], axis=-1)
         again = jnp.concatenate([frame] * parts.config.env.frame_stack, axis=-1)
-        fresh = is_first(timestep.step_type)[:, None, None, None]
+        fresh = is_first(timestep.step_type).reshape((-1,) + (1,) * (frame.ndim - 1))
         frames = jnp.where(fresh, again, later)
         timestep = timestep._replace(observation=frames)
     return Memory(actors, frames), timestep._replace(reward=actors.last_reward)
@@ -77,15 +84,17 @@ def evaluate_on_host(
         action, _, actors = act(acting, seen, memory.actors, act_keys)
         return action, memory._replace(actors=actors)
 
-    env = host_envs(parts.env).make(range(episodes), seed)
+    env_config = dataclasses.replace(parts.config.env, num_envs=episodes)
+    envs = make_env(env_config.name, env_config)
+    env = host_envs(parts.env if isinstance(envs, JaxEnv) else envs).make(range(episodes), seed)
     try:
         key, memory = keys.eval_key(jax.random.key(seed), 0), initial_memory(parts, episodes)
         returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         done = np.zeros(episodes, bool)
-        timestep = env.reset()
+        timestep = _ask(env.reset, env_config.name)
         for now in range(max_steps):
             action, memory = choose(acting, memory, timestep, key, np.int32(now))
-            timestep = env.step(np.asarray(action))
+            timestep = _ask(partial(env.step, np.asarray(action)), env_config.name)
             returns += np.where(done, 0.0, timestep.reward)
             lengths += ~done
             done |= timestep.step_type == StepType.LAST
@@ -94,3 +103,10 @@ def evaluate_on_host(
         return Evaluation(returns, lengths, done)
     finally:
         env.close()
+
+
+def _ask(call: Callable[[], TimeStep], name: str) -> TimeStep:
+    try:
+        return call()
+    except Exception as error:
+        raise ActorError(f"{name} failed in an evaluation: {error}") from error

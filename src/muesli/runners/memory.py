@@ -86,6 +86,11 @@ def check_memory(sebulba: Sebulba, update: int = 0) -> MemoryPlan:
         held = ring_chunks(batch.replay_capacity_steps, num_envs, batch.sequence_length)
         # What an update takes may not be known yet: a tenth of the device is then left to it.
         room = plan.limit - plan.chunks - plan.agent - (update or plan.limit // 10)
+        if room <= 0 or not plan.replay:
+            raise ConfigError(
+                f"batch.batch_sequences: {plan.describe()}; more batch.micro_batches, fewer "
+                "env.num_envs or a smaller network would fit"
+            )
         fits = max(0, room) // max(1, plan.replay // max(1, held)) * per_iteration
         raise ConfigError(
             f"batch.replay_capacity_steps: {batch.replay_capacity_steps:,} steps take "

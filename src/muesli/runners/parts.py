@@ -130,6 +130,22 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
             f"agent.discount: {config.env.name} has one player and needs a discount in [0, 1], "
             f"got {config.agent.discount:g}"
         )
+    if spec.num_actions is None:
+        for field, samples in (
+            ("update.kl_samples", config.update.kl_samples),
+            ("agent.retrace_samples", config.agent.retrace_samples),
+        ):
+            if samples is None:
+                raise ConfigError(f"{field}: continuous actions need a number of samples, got None")
+        if config.agent.act_with in ("cmpo", "q_softmax"):
+            raise ConfigError(
+                f"agent.act_with: {config.agent.act_with} needs a finite set of actions; "
+                "use prior or online"
+            )
+    if isinstance(env, HostEnvs) and spec.players == 2:
+        raise ConfigError(
+            f"env.name: {config.env.name} has two players, which only environments inside JAX may"
+        )
     if isinstance(env, HostEnvs) and config.actors.runner == "anakin":
         raise ConfigError(
             f"actors.runner: {config.env.name} does not run inside JAX; use sebulba (or auto)"

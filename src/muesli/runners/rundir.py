@@ -34,19 +34,26 @@ class RunDirectory:
             lock = _acquire(path)
         except OSError as error:
             raise ConfigError(f"run_dir: cannot write to {path} ({error.strerror})") from error
-        if (path / "config.json").exists():
+        if any((path / "checkpoints").glob("step-*")):
             os.close(lock)
             raise ConfigError(
                 f"run_dir: {path} already holds a run; continue it with 'muesli resume {path}'"
             )
+        directory = cls(path, lock)
+        directory.forget()  # what a run left that was killed before its first checkpoint
         _write_json(path / "config.json", dataclasses.asdict(config))
         _write_json(path / "run.json", describe_machine())
-        return cls(path, lock)
+        return directory
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """An existing run directory."""
         return cls(path, _acquire(path))
+
+    def forget(self) -> None:
+        """Leaves no trace of a run that ended before it had anything to keep."""
+        for name in ("config.json", "run.json", "metrics.jsonl", "episodes.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Lets another process have it."""

@@ -26,7 +26,7 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Acting
 from muesli.envs.base import HostEnv
-from muesli.runners.host import Memory, host_envs, initial_memory, remember
+from muesli.runners.host import ActorError, Memory, host_envs, initial_memory, remember
 from muesli.runners.learner import init_ring, make_learn
 from muesli.runners.parts import Parts
 from muesli.types import (
@@ -44,8 +44,8 @@ from muesli.types import (
 _STARTING_TIMEOUTS = 10  # copies of an environment may take this many step timeouts to start
 
 
-class ActorError(RuntimeError):
-    """A group of environments failed; the cause is attached."""
+class _Stopped(Exception):
+    """The run is over: a group leaves its chunk unfinished."""
 
 
 # --- on the device --------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Chunk(NamedTuple):
     """
 
     group: int
-    trajectory: Trajectory
+    trajectory: Trajectory | None
     update: float
     episodes: list[dict[str, Any]]
     env_seconds: float
@@ -214,11 +214,13 @@ class ActorGroup:
         newest: Callable[[], Published],
         chunks: queue.SimpleQueue[Chunk | Failure],
         key: PRNGKey,
+        env_seed: int,
     ):
         config = parts.config
         size = config.env.num_envs // config.actors.groups
         self.index, self.parts = index, parts
-        self.newest, self.chunks, self.key = newest, chunks, key
+        self.newest, self.chunks, self.key, self.env_seed = newest, chunks, key, env_seed
+        self.stopping = threading.Event()
         # Both are set before the first ticket is handed out.
         self.functions: Compiled
         self.step: int
@@ -234,7 +236,7 @@ class ActorGroup:
     def _run(self) -> None:
         try:
             self.waiting_since = time.monotonic()
-            env = self.env = host_envs(self.parts.env).make(self.slots, self.parts.config.seed)
+            env = self.env = host_envs(self.parts.env).make(self.slots, self.env_seed)
             timestep = env.reset()
             self.waiting_since = None
             self.started = True
@@ -244,6 +246,8 @@ class ActorGroup:
                     carry = self.functions.begin(timestep)
                 chunk, carry = self._collect(env, carry, ticket)
                 self.chunks.put(chunk)
+        except _Stopped:
+            pass
         except BaseException as error:
             self.chunks.put(Failure(self.index, error))
         finally:
@@ -262,6 +266,8 @@ class ActorGroup:
         env_seconds = act_seconds = 0.0
         timestep: TimeStep | None = None
         for t in range(length):
+            if self.stopping.is_set():
+                raise _Stopped
             began = time.monotonic()
             published = ticket.published or self.newest()
             updates += published.update
@@ -280,13 +286,16 @@ class ActorGroup:
             self.step += 1
             episodes += self._count(timestep)
         trajectory, carry = self.functions.finish(carry, timestep)
-        lag = updates / length
-        return Chunk(self.index, trajectory, lag, episodes, env_seconds, act_seconds), carry
+        chunk = Chunk(self.index, trajectory, updates / length, episodes, env_seconds, act_seconds)
+        return chunk, carry
 
     def _count(self, after: TimeStep) -> list[dict[str, Any]]:
         """Adds a step to the running episodes and lists those it ended."""
         begun = np.asarray(after.step_type) == StepType.FIRST
-        self._totals = np.where(begun, 0.0, self._totals + after.reward)
+        # In two-player games the total is the first player's.
+        second = (self.parts.spec.players == 2) & (self._lengths % 2 == 1)
+        sign = np.where(second, -1.0, 1.0)
+        self._totals = np.where(begun, 0.0, self._totals + sign * after.reward)
         self._lengths = np.where(begun, 0, self._lengths + 1)
         ended = np.flatnonzero(np.asarray(after.step_type) == StepType.LAST)
         steps = self.step * self.parts.config.env.num_envs
@@ -385,10 +394,11 @@ class Sebulba:
 
     # --- starting and stopping ---
 
-    def prepare(self) -> None:
+    def prepare(self, env_seed: int | None = None) -> None:
         """Starts the environments in their threads, and compiles everything in the meantime."""
+        seed = self.config.seed if env_seed is None else env_seed
         self.actors = [
-            ActorGroup(index, self.parts, lambda: self.published, self.chunks, self.key)
+            ActorGroup(index, self.parts, lambda: self.published, self.chunks, self.key, seed)
             for index in range(self.groups)
         ]
         for actor in self.actors:
@@ -428,6 +438,7 @@ class Sebulba:
     def close(self) -> None:
         """Asks every group to stop and waits for those that can."""
         for actor in self.actors:
+            actor.stopping.set()
             actor.tickets.put(None)
         for actor in self.actors:
             actor.thread.join(timeout=10.0 if actor.waiting_since is None else 1.0)
@@ -445,7 +456,7 @@ class Sebulba:
         for chunk in self._iteration():
             self._store(chunk)
             self._release(chunk)
-            chunks.append(chunk)
+            chunks.append(chunk._replace(trajectory=None))
         self.state = self.state._replace(iteration=self.state.iteration + 1)
         return chunks
 
@@ -507,10 +518,11 @@ class Sebulba:
 
     def _take(self) -> Chunk:
         while True:
+            # Looked for each time: the other groups may keep the queue filled.
+            self._look_for_hung_groups()
             try:
                 item = self.chunks.get(timeout=0.5)
             except queue.Empty:
-                self._look_for_hung_groups()
                 continue
             if isinstance(item, Failure):
                 raise ActorError(

@@ -19,10 +19,9 @@ from muesli.envs.base import JaxEnv
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate
-from muesli.runners.host import evaluate_on_host
+from muesli.runners.host import ActorError, evaluate_on_host
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
-from muesli.runners.sebulba import ActorError
 from muesli.types import AgentState
 
 Callback = Callable[[Mapping[str, Any]], None]
@@ -63,7 +62,14 @@ def train(
     directories = [RunDirectory.create(p, c) for p, c in zip(paths, configs, strict=True)]
     try:
         run = _Run(parts, engine, directories, callbacks)
-        run.start(init_from)
+        try:
+            run.start(init_from)
+        except BaseException:
+            for log in run.logs:
+                log.close()
+            for directory in directories:
+                directory.forget()
+            raise
         return run.finish()
     finally:
         engine.close()
@@ -149,9 +155,10 @@ class _Run:
                 if signals.received is not None and self.calls_done < schedule.calls:
                     self.stopped_by = signals.received
                     self._save()
-            except ActorError:
+            except ActorError as error:
                 # The learner is as good as it was: what it has learnt is kept.
                 self._save()
+                error.add_note("what was learnt until then is saved")
                 raise
             finally:
                 for log in self.logs:
@@ -185,12 +192,12 @@ class _Run:
                     callback(row)
 
     def _row(self, k: int, steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        batch, schedule = self.parts.config.batch, self.parts.schedule
+        batch = self.parts.config.batch
         recent = self.recent[k]
         return {
             "env_steps": steps,
             "env_frames": steps * self.parts.frames_per_step,
-            "updates": self.calls_done * schedule.per_call * schedule.updates_per_iteration,
+            "updates": self.engine.updates(),
             "episode_return_mean": float(np.mean([r for r, _ in recent])) if recent else None,
             "episode_length_mean": float(np.mean([n for _, n in recent])) if recent else None,
             "replay_fraction": 1.0 - batch.online_sequences / batch.batch_sequences,
