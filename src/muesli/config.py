@@ -202,8 +202,8 @@ class BatchConfig:
     online_sequences: int = 24
     """Of these, sequences fresh from the actors; the rest is replayed."""
     micro_batches: int = 1
-    """Pieces in which an update works through its batch, one after another: less memory, about a
-    quarter more work, the same gradient."""
+    """Pieces in which an update works through its batch, one after another: less memory and the
+    same gradient, for one more forward pass of the online network."""
     sequence_length: int = 30
     """T, trained records in a sequence (one more is stored to bootstrap from)."""
     replay_capacity_steps: int = 6_000_000

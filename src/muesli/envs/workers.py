@@ -286,7 +286,7 @@ def _start(title: str, task: _Task, memory: int) -> _Worker:
             # Nothing is written to it: the end of it is the end of this process.
             stdin=subprocess.PIPE,
             pass_fds=(theirs.fileno(), memory),
-            # Importing our environments already starts JAX's backends: pgx computes when imported.
+            # Whatever an environment computes with JAX, the GPU belongs to the learner.
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             # Ctrl-C is for this process, which then decides.
             process_group=0,

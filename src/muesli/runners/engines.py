@@ -17,7 +17,7 @@ from muesli.config import ConfigError
 from muesli.envs.base import slot_seeds
 from muesli.replay import truncate
 from muesli.runners.anakin import FinishedEpisodes, make_anakin
-from muesli.runners.memory import MemoryPlan, check_memory, compiled_bytes
+from muesli.runners.memory import check_memory, compiled_bytes
 from muesli.runners.parts import Parts
 from muesli.runners.sebulba import Chunk, Sebulba, SebulbaState, mean_metrics
 from muesli.types import AgentState, PyTree, RunState
@@ -171,13 +171,12 @@ class SebulbaEngine:
         self.parts, self.seed = parts, seed
         self.sebulba = Sebulba(parts, seed)
         check_memory(self.sebulba)
-        self.memory: MemoryPlan
 
     def _prepare(self, env_seed: int | None = None) -> None:
         self.sebulba.prepare(env_seed)
-        self.memory = check_memory(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
+        plan = check_memory(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
         if jax.default_backend() != "cpu":
-            print(self.memory.describe(), flush=True)  # noqa: T201
+            print(plan.describe(), flush=True)  # noqa: T201
 
     def start(self, parameters: AgentState | None) -> list[Episodes]:
         self._prepare()
@@ -223,7 +222,8 @@ class SebulbaEngine:
 
     def restore(self, snapshot: SebulbaState) -> str:
         # Other episodes than those the run began with.
-        self._prepare(int(slot_seeds(range(1), self.seed + int(snapshot.agent.step))[0]))
+        step = int(snapshot.agent.step)
+        self._prepare(int(slot_seeds(range(step, step + 1), self.seed)[0]))
         remark = "episodes under way were not saved and begin anew"
         if snapshot.replay is not None:
             self.sebulba.start(snapshot._replace(replay=truncate(snapshot.replay)))

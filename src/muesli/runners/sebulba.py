@@ -195,15 +195,6 @@ class Failure(NamedTuple):
     error: BaseException
 
 
-class Compiled(NamedTuple):
-    """The collector's functions, compiled once for all groups."""
-
-    begin: Callable[..., Any]
-    act: Callable[..., Any]
-    advance: Callable[..., Any]
-    finish: Callable[..., Any]
-
-
 class ActorGroup:
     """One thread, its environments and the chunk it is building."""
 
@@ -221,8 +212,8 @@ class ActorGroup:
         self.index, self.parts = index, parts
         self.newest, self.chunks, self.key, self.env_seed = newest, chunks, key, env_seed
         self.stopping = threading.Event()
-        # Both are set before the first ticket is handed out.
-        self.functions: Compiled
+        # Both are set before the first ticket is handed out; the functions are compiled.
+        self.functions: Collector
         self.step: int
         self.slots = range(index * size, (index + 1) * size)
         self.tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
@@ -277,14 +268,15 @@ class ActorGroup:
                 actions, carry = self.functions.act(*fixed, carry, *now)
             else:
                 actions, carry = self.functions.advance(*fixed, carry, timestep, *now)
-            actions = np.asarray(actions)
+            chosen = np.asarray(actions)
             self.waiting_since = acted = time.monotonic()
-            timestep = env.step(actions)
+            timestep = env.step(chosen)
             self.waiting_since = None
             env_seconds += time.monotonic() - acted
             act_seconds += acted - began
             self.step += 1
             episodes += self._count(timestep)
+        assert timestep is not None  # a chunk has at least one step
         trajectory, carry = self.functions.finish(carry, timestep)
         chunk = Chunk(self.index, trajectory, updates / length, episodes, env_seconds, act_seconds)
         return chunk, carry
@@ -416,7 +408,7 @@ class Sebulba:
         act = jax.jit(self.collector.act, donate_argnums=3)
         advance = jax.jit(self.collector.advance, donate_argnums=3)
         finish = jax.jit(self.collector.finish, donate_argnums=0)
-        self.functions = Compiled(
+        self.functions = Collector(
             jax.jit(self.collector.begin).lower(timestep).compile(),
             act.lower(*fixed, now, now).compile(),
             advance.lower(*fixed, timestep, now, now).compile(),
