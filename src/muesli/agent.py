@@ -28,6 +28,7 @@ from muesli.ops.returns import (
     retrace,
     vtrace,
 )
+from muesli.ops.standardise import init_statistics, standardise, update_statistics
 from muesli.ops.targets import (
     all_actions,
     clip_advantages,
@@ -52,6 +53,7 @@ from muesli.types import (
     PyTree,
     ReturnEstimates,
     RootOutput,
+    Statistics,
     Targets,
     TimeStep,
     Trajectory,
@@ -61,10 +63,13 @@ from muesli.types import (
 
 
 class Acting(NamedTuple):
-    """What an actor needs of the agent. params: of the network that acts; sigma: [] f32."""
+    """What an actor needs of the agent. params: of the network that acts; sigma: [] f32;
+    normaliser: the Statistics these parameters came with, or None.
+    """
 
     params: PyTree
     sigma: Array
+    normaliser: Statistics | None = None
 
 
 class Dual(NamedTuple):
@@ -79,13 +84,15 @@ class Agent(NamedTuple):
 
     init(key) -> AgentState; initial_actor(batch) -> ActorState [B]; acting(AgentState) -> Acting;
     act(Acting, TimeStep [B], ActorState [B], keys [B]) -> (action [B], behaviour [B], ActorState);
-    update(AgentState, Trajectory [B, T + 1], key) -> (AgentState, metrics).
+    observe(AgentState, Trajectory [B', T + 1]) -> AgentState: takes in the observations of fresh
+    sequences, each once; update(AgentState, Trajectory [B, T + 1], key) -> (AgentState, metrics).
     """
 
     init: Callable[[PRNGKey], AgentState]
     initial_actor: Callable[[int], ActorState]
     acting: Callable[[AgentState], Acting]
     act: Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
+    observe: Callable[[AgentState, Trajectory], AgentState]
     update: Callable[[AgentState, Trajectory, PRNGKey], tuple[AgentState, Metrics]]
 
 
@@ -95,6 +102,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
     dual_optimiser = optax.adam(config.update.mpo_dual_learning_rate)
     policy_update = UPDATES[config.update.name]
     reward_support, value_support = supports(config)
+    clip = config.network.observation_clip
 
     def init(key: PRNGKey) -> AgentState:
         params = network.init(key)
@@ -105,9 +113,22 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             optimiser=optimiser.init(params),
             moment=init_moment(),
             dual=Dual(log_temperature, dual_optimiser.init(log_temperature)),
-            normaliser=None,
+            normaliser=_init_normaliser(spec, config),
             step=jnp.zeros((), jnp.int32),
         )
+
+    def observe(state: AgentState, fresh: Trajectory) -> AgentState:
+        if state.normaliser is None:
+            return state
+        # The bootstrap record opens the next sequence and is counted there.
+        seen = jax.tree.map(lambda x: x[:, :-1], fresh.transitions.observation)
+        return state._replace(normaliser=update_statistics(state.normaliser, seen))
+
+    def look(batch: Trajectory, normaliser: Statistics | None) -> Trajectory:
+        """The batch as the network sees it."""
+        records = batch.transitions
+        seen = standardise(normaliser, records.observation, clip)
+        return batch._replace(transitions=records._replace(observation=seen))
 
     def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
         if config.batch.micro_batches == 1:
@@ -141,6 +162,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         state: AgentState, batch: Trajectory, key: PRNGKey
     ) -> tuple[PyTree, Moment, Metrics]:
         """The gradient of L_total on one batch, in one pass."""
+        batch = look(batch, state.normaliser)
 
         def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Metrics]]:
             # Form the minibatch's predictions, with gradients (online) and without (prior).
@@ -170,6 +192,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
         def estimate_piece(_: None, piece_and_keys: PyTree) -> tuple[None, Estimates]:
             piece, its_keys = piece_and_keys
+            piece = look(piece, state.normaliser)
             online = unroll(network, state.online, piece)
             prior = unroll(network, state.prior, piece)
             return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
@@ -182,6 +205,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
         def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Metrics]:
             piece, raw, share = of_piece
+            piece = look(piece, state.normaliser)
             targets = normalise(raw, moment, config)
 
             def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
@@ -236,15 +260,22 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         params = state.online if config.agent.act_with == "online" else state.prior
         # Before the first update there is no moment yet: the advantages are left as they are.
         sigma = deviation(state.moment, config.agent.moment_epsilon)
-        return Acting(params, jnp.where(state.step > 0, sigma, 1.0))
+        return Acting(params, jnp.where(state.step > 0, sigma, 1.0), state.normaliser)
 
     return Agent(
         init=init,
         initial_actor=lambda batch: initial_actor(spec, network, batch),
         acting=acting,
         act=make_act(spec, network, config, config.agent.act_with),
+        observe=observe,
         update=update,
     )
+
+
+def _init_normaliser(spec: EnvSpec, config: Config) -> Statistics | None:
+    if not config.network.normalise_observations:
+        return None
+    return init_statistics(jax.ShapeDtypeStruct(spec.observation_shape, jnp.float32))
 
 
 # --- acting ---------------------------------------------------------------------------------
@@ -259,6 +290,24 @@ def initial_actor(spec: EnvSpec, network: Network, batch: int) -> ActorState:
     return ActorState(network.initial_state(batch), action, jnp.zeros((batch,), jnp.float32))
 
 
+def root_of(
+    network: Network, config: Config, acting: Acting, timestep: TimeStep, actor: ActorState
+) -> tuple[RootOutput, PyTree]:
+    """What the network says of the states that actors are in, [B], and its next recurrent state."""
+    inputs = UnrollInputs(
+        observation=standardise(
+            acting.normaliser, timestep.observation, config.network.observation_clip
+        ),
+        legal_actions=timestep.legal_actions,
+        last_action=actor.last_action,
+        last_reward=actor.last_reward,
+        first=is_first(timestep.step_type),
+    )
+    one_step = jax.tree.map(lambda x: x[None], inputs)
+    root, recurrent = network.unroll(acting.params, one_step, actor.recurrent)
+    return jax.tree.map(lambda x: x[0], root), recurrent
+
+
 def make_act(
     spec: EnvSpec, network: Network, config: Config, act_with: str, greedy: bool = False
 ) -> Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]:
@@ -271,16 +320,7 @@ def make_act(
     def act(
         acting: Acting, timestep: TimeStep, actor: ActorState, keys: Array
     ) -> tuple[Array, Policy, ActorState]:
-        inputs = UnrollInputs(
-            observation=timestep.observation,
-            legal_actions=timestep.legal_actions,
-            last_action=actor.last_action,
-            last_reward=actor.last_reward,
-            first=is_first(timestep.step_type),
-        )
-        one_step = jax.tree.map(lambda x: x[None], inputs)
-        root, recurrent = network.unroll(acting.params, one_step, actor.recurrent)
-        root = jax.tree.map(lambda x: x[0], root)
+        root, recurrent = root_of(network, config, acting, timestep, actor)
         policy = improve(acting, root)
         if greedy:
             action = policy.mode()

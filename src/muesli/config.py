@@ -123,6 +123,11 @@ class NetworkConfig:
     """Channels of each convolutional section, or units of each hidden layer of an mlp."""
     torso_units: int = 512
     """Units of the torso's last, fully connected layer."""
+    normalise_observations: bool = False
+    """Standardise every element of an observation by the running mean and variance of all that was
+    trained on (not in the paper; wanted where observations have units, as in MuJoCo)."""
+    observation_clip: float = 10.0
+    """Standardised observations are clipped to ± this."""
     normalise_features: bool = False
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
     normalise_core: bool = False
@@ -377,6 +382,7 @@ def validate(config: Config) -> None:
         ("update.mpo_kl_limit", update.mpo_kl_limit),
         ("env.reward_scale", config.env.reward_scale),
         ("actors.step_timeout_seconds", config.actors.step_timeout_seconds),
+        ("network.observation_clip", config.network.observation_clip),
         ("network.value_max", config.network.value_max),
         ("network.reward_max", config.network.reward_max),
         ("agent.q_softmax_temperature", agent.q_softmax_temperature),

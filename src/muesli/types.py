@@ -236,11 +236,22 @@ class Moment(NamedTuple):
     decay_product: Array
 
 
+class Statistics(NamedTuple):
+    """Running statistics of every element of an observation.
+
+    seen: [] f32, how many; mean, variance: pytrees shaped like one observation, f32.
+    """
+
+    seen: Array
+    mean: PyTree
+    variance: PyTree
+
+
 class AgentState(NamedTuple):
     """Everything the learner is.
 
     online, prior: parameters; optimiser: optax state; moment: Moment; dual: MPO's dual variable
-    with its optimiser; normaliser: running statistics of observations (or None); step: [] i32.
+    with its optimiser; normaliser: Statistics of the observations, or None; step: [] i32.
     """
 
     online: PyTree
@@ -248,7 +259,7 @@ class AgentState(NamedTuple):
     optimiser: PyTree
     moment: Moment
     dual: PyTree
-    normaliser: PyTree
+    normaliser: Statistics | None
     step: Array
 
 

@@ -33,7 +33,7 @@ def make_learn(agent: Agent, config: Config) -> Learn:
             sequences = ring.mix(fresh, replayed.batch)
             age = replayed.age_chunks * updates_per_chunk
             metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
-        state, update_metrics = agent.update(state, sequences, update_key)
+        state, update_metrics = agent.update(agent.observe(state, fresh), sequences, update_key)
         metrics["policy_lag_updates"] = jnp.asarray(lag, jnp.float32)
         return state, metrics | update_metrics
 

@@ -11,18 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from muesli import keys
-from muesli.agent import Acting, look_ahead, make_act, supports
+from muesli.agent import Acting, look_ahead, make_act, root_of, supports
 from muesli.config import Config
 from muesli.distributions import Categorical, Policy
 from muesli.envs.base import HostEnvs, JaxEnv
-from muesli.networks.network import UnrollInputs
 from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
 from muesli.runners.host import Memory, evaluate_on_host, initial_memory, remember
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import read_config
 from muesli.runners.train import load_agent_state
-from muesli.types import Array, PRNGKey, TimeStep, is_first
+from muesli.types import Array, PRNGKey, TimeStep
 
 
 class Thought(NamedTuple):
@@ -40,8 +39,8 @@ class Player:
         """Use ``load``."""
         self.parts, self.state = parts, state
         self._acting = {
-            "online": Acting(state.online, parts.agent.acting(state).sigma),
-            "prior": Acting(state.prior, parts.agent.acting(state).sigma),
+            "online": parts.agent.acting(state)._replace(params=state.online),
+            "prior": parts.agent.acting(state)._replace(params=state.prior),
         }
         act = make_act(parts.spec, parts.network, self.config, "prior")
 
@@ -107,16 +106,7 @@ class Player:
             def think(acting: Acting, timestep: TimeStep, memory: Memory) -> tuple[Array, ...]:
                 memory, timestep = remember(self.parts, memory, timestep)
                 state = memory.actors
-                inputs = UnrollInputs(
-                    timestep.observation,
-                    timestep.legal_actions,
-                    state.last_action,
-                    state.last_reward,
-                    is_first(timestep.step_type),
-                )
-                one_step = jax.tree.map(lambda x: x[None], inputs)
-                root, _ = network.unroll(acting.params, one_step, state.recurrent)
-                root = jax.tree.map(lambda x: x[0], root)
+                root, _ = root_of(network, config, acting, timestep, state)
                 assert isinstance(root.policy, Categorical)
                 actions = jnp.arange(spec.num_actions)[None]
                 q = look_ahead(network, config, acting.params, root.embedding, actions)
