@@ -213,3 +213,19 @@ def test_share_is_zero_before_the_first_update_and_without_clipping():
     params = {"w": jnp.zeros(3)}
     assert clipped_share(make_optimiser(PAPER, 10).init(params)) == 0.0
     assert clipped_share(make_optimiser(CONFIGS["unclipped"], 10).init(params)) == 0.0
+
+
+def test_a_long_gradient_is_shortened_before_adam_sees_it():
+    long = {"a": jnp.array([30.0, 0.0]), "b": jnp.array([40.0])}
+    short = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([4.0])}
+    config = OptimiserConfig(max_gradient_norm=5.0)
+    states = []
+    for gradients in (long, short):
+        optimiser = make_optimiser(config, 10)
+        states.append(optimiser.update(gradients, optimiser.init(short), short)[1])
+    for a, b in zip(jax.tree.leaves(states[0]), jax.tree.leaves(states[1]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    plain = make_optimiser(OptimiserConfig(), 10)
+    free = plain.update(long, plain.init(short), short)[1]
+    moments = next(s for s in free if isinstance(s, optax.ScaleByAdamState))
+    np.testing.assert_allclose(moments.mu["b"], 4.0, rtol=1e-6)

@@ -103,6 +103,8 @@ class OptimiserConfig:
     """Decoupled weight decay."""
     update_clip: float | None = 1.0
     """Each parameter's Adam update is clipped to ± this; None does not clip."""
+    max_gradient_norm: float | None = None
+    """Gradients longer than this are shortened to it before Adam sees them (not in the paper)."""
     adam_b1: float = 0.9
     """Decay of Adam's first moment."""
     adam_b2: float = 0.999
@@ -125,13 +127,12 @@ class NetworkConfig:
     """Units of the torso's last, fully connected layer."""
     normalise_observations: bool = False
     """Standardise every element of an observation by the running mean and variance of all that was
-    trained on (not in the paper; wanted where observations have units, as in MuJoCo)."""
+    trained on (not in the paper; wanted where observations have units, as in MuJoCo, and for
+    pictures, whose background then vanishes)."""
     observation_clip: float = 10.0
     """Standardised observations are clipped to ± this."""
     normalise_features: bool = False
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
-    normalise_core: bool = False
-    """RMS-normalise what the core puts out, where there is one."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
@@ -158,6 +159,10 @@ class NetworkConfig:
     """Bins of the reward support."""
     reward_max: float = 300.0
     """The reward support spans ± this, in squeezed units."""
+    value_head_scale: float = 0.01
+    """The weights of the value and reward heads start with this standard deviation over √inputs.
+    Near 0, layers below hear little of their errors at first; beside the noise of the policy's
+    gradient, pictures need about 1."""
     squash_actions: bool = True
     """Continuous policies: squash actions by tanh."""
     init_log_scale: float = 0.0
@@ -383,6 +388,7 @@ def validate(config: Config) -> None:
         ("env.reward_scale", config.env.reward_scale),
         ("actors.step_timeout_seconds", config.actors.step_timeout_seconds),
         ("network.observation_clip", config.network.observation_clip),
+        ("network.value_head_scale", config.network.value_head_scale),
         ("network.value_max", config.network.value_max),
         ("network.reward_max", config.network.reward_max),
         ("agent.q_softmax_temperature", agent.q_softmax_temperature),

@@ -52,7 +52,9 @@ def learning_rate_schedule(config: OptimiserConfig, total_updates: int) -> optax
 
 def make_optimiser(config: OptimiserConfig, total_updates: int) -> optax.GradientTransformation:
     """θ ← θ − α_t (clip(m̂ / (√v̂ + ε), −1, 1) + decay · θ)."""
+    limit = config.max_gradient_norm
     return optax.chain(
+        optax.identity() if limit is None else optax.clip_by_global_norm(limit),
         optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_epsilon),
         optax.identity() if config.update_clip is None else clip_updates(config.update_clip),
         optax.add_decayed_weights(config.weight_decay),

@@ -15,7 +15,6 @@ from muesli.types import Array
 Dtype: TypeAlias = Any
 
 # Output layers start near zero, so that the first policy is uniform and the first values are 0.
-_head_init = nnx.initializers.variance_scaling(1e-4, "fan_in", "truncated_normal")
 
 
 def linear(
@@ -131,12 +130,17 @@ def _wide_product_backward(operands: tuple[Array, Array], g: Array) -> tuple[Arr
 _wide_product.defvjp(_wide_product_forward, _wide_product_backward)
 
 
+def _head_init(scale: float) -> nnx.initializers.Initializer:
+    """Weights of standard deviation scale / √inputs."""
+    return nnx.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
+
+
 def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
     """A dense output layer that starts near zero."""
     return WideLinear(
         inputs,
         outputs,
-        kernel_init=_head_init,
+        kernel_init=_head_init(0.01),
         dtype=dtype,
         param_dtype=jnp.float32,
         rngs=rngs,
@@ -144,18 +148,20 @@ def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
 
 
 def categorical_head(
-    inputs: int, bins: int, maximum: float, dtype: Dtype, rngs: nnx.Rngs
+    inputs: int, bins: int, maximum: float, scale: float, dtype: Dtype, rngs: nnx.Rngs
 ) -> WideLinear:
     """An output layer over the bins of a support ±maximum that starts concentrated around 0.
 
     Its bias starts as −|bin|, in squeezed units. From a uniform start over hundreds of bins the
     quickest way down is to turn every feature into a bias, and the features do not recover soon.
+    Its weights start with standard deviation scale / √inputs: what the layers before it hear of
+    its errors is proportional to that.
     """
     positions = jnp.linspace(-maximum, maximum, bins)
     return WideLinear(
         inputs,
         bins,
-        kernel_init=_head_init,
+        kernel_init=_head_init(scale),
         bias_init=lambda key, shape, dtype: jnp.broadcast_to(-jnp.abs(positions), shape),
         dtype=dtype,
         param_dtype=jnp.float32,

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from muesli.types import Array, PyTree, Statistics
 
-# Added to the variance: what never changes is divided by this instead of by zero.
+# Added to the variance, so that what never changed yet is not divided by zero. In pictures the
+# first change of such a pixel is an event like any other: eight steps of 255 count as little.
 _EPSILON = 1e-8
+_BYTES_EPSILON = 1e-3
 
 
 def init_statistics(observation: PyTree) -> Statistics:
@@ -55,7 +57,8 @@ def standardise(statistics: Statistics | None, observation: PyTree, clip: float)
         return observation
 
     def one(mean: Array, variance: Array, x: Array) -> Array:
-        scaled = (as_float(x) - mean) * jax.lax.rsqrt(variance + _EPSILON)
+        floor = _BYTES_EPSILON if x.dtype == jnp.uint8 else _EPSILON
+        scaled = (as_float(x) - mean) * jax.lax.rsqrt(variance + floor)
         return jnp.clip(scaled, -clip, clip)
 
     return jax.tree.map(one, statistics.mean, statistics.variance, observation)
