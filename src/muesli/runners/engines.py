@@ -16,10 +16,11 @@ import numpy as np
 from muesli.config import ConfigError
 from muesli.envs.base import slot_seeds
 from muesli.replay import truncate
+from muesli.runners.actors import Chunk
 from muesli.runners.anakin import FinishedEpisodes, make_anakin
 from muesli.runners.memory import check_memory, compiled_bytes
 from muesli.runners.parts import Parts
-from muesli.runners.sebulba import Chunk, Sebulba, SebulbaState, mean_metrics
+from muesli.runners.sebulba import Sebulba, SebulbaState, mean_metrics
 from muesli.types import AgentState, PyTree, RunState
 
 Episodes = list[dict[str, Any]]
