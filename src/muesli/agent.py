@@ -45,6 +45,7 @@ from muesli.types import (
     Array,
     Candidates,
     EnvSpec,
+    Faults,
     Metrics,
     Moment,
     PolicyInputs,
@@ -107,6 +108,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             dual=Dual(log_temperature, dual_optimiser.init(log_temperature)),
             normaliser=None,
             step=jnp.zeros((), jnp.int32),
+            faults=Faults(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
         )
 
     def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
@@ -126,16 +128,13 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             "update_clip_share": clipped_share(optimiser_state),
             "mpo_temperature": jnp.exp(dual.log_temperature),
         }
-        state = AgentState(
-            online,
-            prior,
-            optimiser_state,
-            moment,
-            dual,
-            state.normaliser,
-            state.step + 1,
+        made = state._replace(
+            online=online, prior=prior, optimiser=optimiser_state, moment=moment, dual=dual
         )
-        return state, metrics
+        finite = jnp.isfinite(metrics["loss_total"]) & jnp.isfinite(metrics["gradient_norm"])
+        state = unless_not_finite(state, made, finite, config.optimiser.max_skipped_updates)
+        metrics["update_skipped"] = 1.0 - finite.astype(jnp.float32)
+        return state._replace(step=state.step + 1), metrics
 
     def differentiate(
         state: AgentState, batch: Trajectory, key: PRNGKey
@@ -245,6 +244,21 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         act=make_act(spec, network, config, config.agent.act_with),
         update=update,
     )
+
+
+def unless_not_finite(
+    before: AgentState, after: AgentState, finite: Array, limit: int
+) -> AgentState:
+    """The state after an update, or before it where the update is not to be made; and counted.
+
+    After ``limit`` in a row none is made any more: what stops the run may look only now and then.
+    """
+    faults = before.faults
+    make = finite & (faults.in_a_row < limit)
+    state = jax.tree.map(partial(jnp.where, make), after, before)
+    skipped = (~make).astype(jnp.int32)
+    in_a_row = jnp.where(make, 0, faults.in_a_row + 1)
+    return state._replace(faults=Faults(faults.skipped + skipped, in_a_row))
 
 
 # --- acting ---------------------------------------------------------------------------------

@@ -236,11 +236,22 @@ class Moment(NamedTuple):
     decay_product: Array
 
 
+class Faults(NamedTuple):
+    """Updates that were not made because a loss or gradient was not finite.
+
+    skipped: [] i32, so far; in_a_row: [] i32, of them, since the last one that was made.
+    """
+
+    skipped: Array
+    in_a_row: Array
+
+
 class AgentState(NamedTuple):
     """Everything the learner is.
 
     online, prior: parameters; optimiser: optax state; moment: Moment; dual: MPO's dual variable
-    with its optimiser; normaliser: running statistics of observations (or None); step: [] i32.
+    with its optimiser; normaliser: running statistics of observations (or None); step: [] i32,
+    updates so far, skipped ones included; faults: Faults.
     """
 
     online: PyTree
@@ -250,6 +261,7 @@ class AgentState(NamedTuple):
     dual: PyTree
     normaliser: PyTree
     step: Array
+    faults: Faults
 
 
 class EpisodeState(NamedTuple):

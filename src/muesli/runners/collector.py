@@ -31,13 +31,15 @@ class Collector(NamedTuple):
 
     begin(timestep) -> Carry; act(acting, key, slots, carry, step, t) -> (actions [E], Carry);
     advance(acting, key, slots, carry, timestep, step, t): takes in what came of record t − 1, then
-    acts; finish(carry, timestep) -> (Trajectory [E, T + 1], Carry of the next chunk).
+    acts; finish(carry, timestep) -> (Trajectory [E, T + 1], Carry of the next chunk);
+    go_on(memory, seen) -> Carry, between two chunks.
     """
 
     begin: Callable[[TimeStep], Carry]
     act: Callable[..., tuple[Array, Carry]]
     advance: Callable[..., tuple[Array, Carry]]
     finish: Callable[[Carry, TimeStep], tuple[Trajectory, Carry]]
+    go_on: Callable[[Memory, TimeStep], Carry]
 
 
 def make_collector(parts: Parts, group_size: int) -> Collector:
@@ -77,7 +79,9 @@ def make_collector(parts: Parts, group_size: int) -> Collector:
         )
 
     def begin(timestep: TimeStep) -> Carry:
-        memory, seen = remember(parts, initial_memory(parts, group_size), timestep)
+        return go_on(*remember(parts, initial_memory(parts, group_size), timestep))
+
+    def go_on(memory: Memory, seen: TimeStep) -> Carry:
         records = put_seen(empty(memory, seen), seen, 0)
         return Carry(records, memory.actors, memory, seen)
 
@@ -115,8 +119,6 @@ def make_collector(parts: Parts, group_size: int) -> Collector:
 
     def finish(carry: Carry, timestep: TimeStep) -> tuple[Trajectory, Carry]:
         carry = take_in(carry, timestep, length)
-        fresh = put_seen(jax.tree.map(jnp.zeros_like, carry.records), carry.seen, 0)
-        after = Carry(fresh, carry.memory.actors, carry.memory, carry.seen)
-        return Trajectory(carry.records, carry.start), after
+        return Trajectory(carry.records, carry.start), go_on(carry.memory, carry.seen)
 
-    return Collector(begin, act, advance, finish)
+    return Collector(begin, act, advance, finish, go_on)

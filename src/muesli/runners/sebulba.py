@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,9 +23,11 @@ import numpy as np
 from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Acting
-from muesli.runners.actors import ActorGroup, Chunk, Failure, Published, Ticket
+from muesli.envs.base import EnvError
+from muesli.runners.actors import ActorGroup, Arrays, Chunk, Failure, Published, Ticket
 from muesli.runners.collector import Collector, make_collector
-from muesli.runners.host import ActorError, host_envs
+from muesli.runners.faults import ActorError, NotFiniteError
+from muesli.runners.host import host_envs
 from muesli.runners.learner import init_ring, make_learn
 from muesli.runners.parts import Parts
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, TimeStep, Trajectory
@@ -60,6 +61,14 @@ class Sebulba:
             lambda replay, chunk, slot: ring.write(replay, chunk, envs.frame_stack, slot),
             donate_argnums=0,
         )
+        slots = jnp.arange(envs.num_envs)
+        self._truncate = jax.jit(
+            lambda replay, slot: ring.truncate(
+                replay, (slots >= slot) & (slots < slot + self.group_size)
+            ),
+            donate_argnums=0,
+        )
+        self.restarts = 0
         self.actors: list[ActorGroup] = []
         self.chunks: queue.SimpleQueue[Chunk | Failure] = queue.SimpleQueue()
 
@@ -110,16 +119,35 @@ class Sebulba:
         """One update on slice ``index`` of a chunk; also the parameters to act with from now on."""
         size = self.config.batch.online_sequences
         fresh = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), chunk)
-        agent, metrics = self._learn(agent, replay, fresh, key, lag)
+        agent, metrics, _ = self._learn(agent, replay, fresh, key, lag)
         return agent, self.parts.agent.acting(agent), metrics
+
+    def _batch_of_last_update(self, chunk: PyTree, index: int) -> Trajectory:
+        """The sequences that the newest update, on a slice of ``chunk``, was to learn from."""
+        agent = self.state.agent._replace(step=self.state.agent.step - 1)
+        size = self.config.batch.online_sequences
+
+        def assemble(agent: AgentState, replay: PyTree, fresh: Trajectory) -> Trajectory:
+            return self._learn(agent, replay, fresh, self.key, jnp.zeros(()))[2]
+
+        fresh = jax.tree.map(lambda x: x[index * size : (index + 1) * size], chunk)
+        return jax.jit(assemble)(agent, self.state.replay, fresh)
 
     # --- starting and stopping ---
 
-    def prepare(self, env_seed: int | None = None) -> None:
-        """Starts the environments in their threads, and compiles everything in the meantime."""
+    def prepare(
+        self, env_seed: int | None = None, saved: list[Arrays | None] | None = None
+    ) -> None:
+        """Starts the environments in their threads, and compiles everything in the meantime.
+
+        saved: what each group's ``save`` answered, for those that go on from there.
+        """
         seed = self.config.seed if env_seed is None else env_seed
+        saved = saved or [None] * self.groups
         self.actors = [
-            ActorGroup(index, self.parts, lambda: self.published, self.chunks, self.key, seed)
+            ActorGroup(
+                index, self.parts, lambda: self.published, self.chunks, self.key, seed, saved[index]
+            )
             for index in range(self.groups)
         ]
         for actor in self.actors:
@@ -142,16 +170,23 @@ class Sebulba:
             act.lower(*fixed, now, now).compile(),
             advance.lower(*fixed, timestep, now, now).compile(),
             finish.lower(carry, timestep).compile(),
+            jax.jit(self.collector.go_on).lower(carry.memory, carry.seen).compile(),
         )
+        self._between_chunks = (carry.memory, carry.seen)
 
-    def start(self, state: SebulbaState) -> None:
-        """Lets the actors begin, on fresh episodes; the ring may be empty."""
+    def start(self, state: SebulbaState, resumed: bool = False) -> None:
+        """Lets the actors begin; the ring may be empty. resumed: some go on from what was saved."""
         self.state = state
         acting = jax.jit(self.parts.agent.acting)(state.agent)
         self.published = Published(int(state.agent.step), acting)
         for actor in self.actors:
             actor.functions = self.functions
             actor.step = int(state.iteration) * self.config.batch.sequence_length
+            if resumed:
+                while not actor.ready.wait(0.1):
+                    self._look_for_hung_groups()
+                    self._look_for_failures()
+                actor.go_on(self._between_chunks)
             if not self.config.actors.lockstep:
                 for _ in range(1 + self.config.actors.queue_chunks):
                     actor.tickets.put(Ticket(None))
@@ -162,7 +197,8 @@ class Sebulba:
             actor.stopping.set()
             actor.tickets.put(None)
         for actor in self.actors:
-            actor.thread.join(timeout=10.0 if actor.waiting_since is None else 1.0)
+            if actor.thread.ident is not None:
+                actor.thread.join(timeout=10.0 if actor.waiting_since is None else 1.0)
             # What hangs in worker processes is killed with them; a thread that hangs in this one
             # is left behind, and ends with it.
             if actor.thread.is_alive() and self.config.env.processes:
@@ -224,11 +260,22 @@ class Sebulba:
             # One update at a time: what actors ask for now is computed before the next one.
             jax.block_until_ready(row["loss_total"])
             metrics.append(row)
+            if float(row["update_skipped"]):
+                self._look_for_the_end(chunk, index)
         return metrics
+
+    def _look_for_the_end(self, chunk: Chunk, index: int) -> None:
+        limit = self.config.optimiser.max_skipped_updates
+        if int(self.state.agent.faults.in_a_row) >= limit:
+            batch = lambda: self._batch_of_last_update(chunk.trajectory, index)  # noqa: E731
+            raise NotFiniteError(limit, self.published.update, batch)
 
     def _store(self, chunk: Chunk) -> None:
         if self.state.replay is not None:
             slot = np.int32(chunk.group * self.group_size)
+            if chunk.anew:
+                replay = self._truncate(self.state.replay, slot)
+                self.state = self.state._replace(replay=replay)
             self.state = self.state._replace(
                 replay=self._write(self.state.replay, chunk.trajectory, slot)
             )
@@ -246,26 +293,43 @@ class Sebulba:
             except queue.Empty:
                 continue
             if isinstance(item, Failure):
-                raise ActorError(
-                    f"environment group {item.group} of {self.config.env.name} failed: "
-                    f"{type(item.error).__name__}: {item.error}"
-                ) from item.error
-            return item
+                self._hear_of(item)
+            elif item.life == self.actors[item.group].life:
+                return item
+
+    def _hear_of(self, failure: Failure) -> None:
+        """Ends the run with a failure that is final; tells of another."""
+        actor = self.actors[failure.group]
+        if failure.life != actor.life:
+            return
+        what = (
+            f"environment group {failure.group} of {self.config.env.name} failed: "
+            f"{type(failure.error).__name__}: {failure.error}"
+        )
+        if failure.final:
+            raise ActorError(what) from failure.error
+        self.restarts += 1
+        again = f"it is started again ({actor.restarts} of {self.config.actors.max_restarts})"
+        print(f"{what}; {again}", flush=True)  # noqa: T201
+
+    def _look_for_failures(self) -> None:
+        """Hears of groups that fail before there are chunks."""
+        while not self.chunks.empty():
+            item = self.chunks.get()
+            if isinstance(item, Failure):
+                self._hear_of(item)
 
     def _look_for_hung_groups(self) -> None:
-        limit = self.config.actors.step_timeout_seconds
+        actors = self.config.actors
         for actor in self.actors:
-            since, allowed = actor.waiting_since, limit
-            if not actor.started:
+            since, allowed = actor.waiting_since, actors.step_timeout_seconds
+            if actor.making:
                 allowed *= _STARTING_TIMEOUTS
-            if since is not None and time.monotonic() - since > allowed:
+            if since is None or time.monotonic() - since <= allowed:
+                continue
+            silent = f"has not answered for {allowed:g} s (actors.step_timeout_seconds)"
+            if actor.making or actor.restarts >= actors.max_restarts:
                 raise ActorError(
-                    f"environment group {actor.index} of {self.config.env.name} has not answered "
-                    f"for {allowed:g} s (actors.step_timeout_seconds)"
+                    f"environment group {actor.index} of {self.config.env.name} {silent}"
                 )
-
-
-def mean_metrics(rows: list[Metrics]) -> dict[str, float]:
-    """The mean of every metric over the updates of a call."""
-    fetched: list[Mapping[str, Any]] = jax.device_get(rows)
-    return {name: float(np.mean([row[name] for row in fetched])) for name in fetched[0]}
+            actor.replace_thread(EnvError(silent))
