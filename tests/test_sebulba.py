@@ -336,8 +336,7 @@ def test_environments_that_fail_are_started_again_and_counted(tmp_path, env_name
     assert "paddle fell off; it is started again (1 of 1)" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_environments_that_hang_are_left_behind(tmp_path, env_named, lockstep):
+def test_environments_that_hang_are_left_behind(tmp_path, env_named):
     made = []
 
     def make_family():
@@ -349,7 +348,7 @@ def test_environments_that_hang_are_left_behind(tmp_path, env_named, lockstep):
 
         return family._replace(make=make)
 
-    config = tiny(env_named("slow_catch", make_family), groups=2, lockstep=lockstep)
+    config = tiny(env_named("slow_catch", make_family), groups=2)
     actors = replace(config.actors, max_restarts=1, restart_seconds=0.01, step_timeout_seconds=2.0)
     config = replace(config, actors=actors, log=replace(config.log, eval_episodes=0))
     rows = []

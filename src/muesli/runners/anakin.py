@@ -167,6 +167,7 @@ def make_anakin(parts: Parts) -> Anakin:
         state, chunk, finished = collect(state)
         return store(state, chunk), finished
 
+    @jax.jit  # so that it is traced once, for its shapes and for the loop
     def one_iteration(state: RunState, skipped: Trajectory) -> tuple[RunState, Some]:
         state, chunk, finished = collect(state)
         # Stored first: the chunk before this one now has its bootstrap record in the ring.

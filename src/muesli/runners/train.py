@@ -33,7 +33,7 @@ Callback = Callable[[Mapping[str, Any]], None]
 # Episode lengths and returns shown in the metrics are means over this many of the newest episodes.
 _WINDOW = 100
 # A last checkpoint that cannot be written is tried again after these pauses.
-_LAST_TRIES_SECONDS = (1.0, 4.0, 15.0)
+_LAST_TRIES_SECONDS = (1.0, 3.0)
 # Evaluations draw from a key of their own, the same for every seed of a run.
 _EVAL_SEED = 2**31 - 4
 
