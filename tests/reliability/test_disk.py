@@ -53,7 +53,7 @@ def falls_ill_and_recovers(launcher, run_dir, fall_ill, recover, error):
     assert [row["env_steps"] for row in rows] == [20 + 100 * (k + 1) for k in range(len(rows))]
     assert len(rows) == meta["calls_done"]
     assert meta["position"]["metrics"] == (run_dir / "metrics.jsonl").stat().st_size
-    assert not [p for p in (run_dir / "checkpoints").rglob(".*")]
+    assert not list((run_dir / "checkpoints").rglob(".*"))
 
 
 def test_files_that_may_not_grow(launcher, tmp_path):
