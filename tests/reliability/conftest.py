@@ -79,10 +79,11 @@ class Launcher:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
-    def start(self, *argv):
+    def start(self, *argv, log_compiles=False):
         self.count += 1
         output = self.folder / f"output-{self.count}.txt"
-        pid = self.ask({"argv": [str(a) for a in argv], "output": str(output)})
+        told = {"argv": [str(a) for a in argv], "output": str(output)}
+        pid = self.ask({**told, "log_compiles": log_compiles})
         self.started.append(Process(self, pid, output))
         return self.started[-1]
 

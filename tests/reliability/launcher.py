@@ -8,15 +8,18 @@ import os
 import sys
 
 
-def run(argv, output):
+def run(argv, output, log_compiles):
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     code = 70
     try:
+        import jax
+
         from muesli.cli.main import main
 
+        jax.config.update("jax_log_compiles", log_compiles)
         code = main(argv)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -52,7 +55,7 @@ def serve():
         else:
             answer = os.fork()
             if answer == 0:
-                run(told["argv"], told["output"])
+                run(told["argv"], told["output"], told["log_compiles"])
         print(json.dumps(answer), flush=True)
 
 

@@ -20,6 +20,7 @@ from muesli.checkpoint.store import (
     save,
     sweep,
     to_numpy,
+    verify,
     write_file,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "save",
     "sweep",
     "to_numpy",
+    "verify",
     "write_file",
 ]

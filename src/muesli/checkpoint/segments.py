@@ -111,26 +111,38 @@ class RingFiles:
                 place(start, self._read(where, name, segment, chunks, ring))
         self.commit(part, ring.written)
 
+    def verify(self, where: Path, part: Any) -> None:
+        """Reads every segment that a manifest's part lists; raises where one is damaged."""
+        names = part.get("segments") if isinstance(part, dict) else []
+        for segment, name in enumerate(names if isinstance(names, list) else []):
+            if name is not None:
+                self._bytes(f"{where}: segment {segment} of its replay ring", str(name), None)
+
     def _read(
         self, where: Path, name: str, segment: int, chunks: int, ring: RingView
     ) -> list[np.ndarray]:
-        title = f"{where}: segment {segment} of its replay ring"
         shapes = [((s[0], s[1] * chunks, *s[2:]), dtype) for s, dtype in ring.shapes]
         sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in shapes]
+        data = self._bytes(f"{where}: segment {segment} of its replay ring", name, sum(sizes))
+        offsets = np.cumsum([0, *sizes])
+        return [
+            np.frombuffer(data, dtype, int(np.prod(shape)), int(offset)).reshape(shape)
+            for (shape, dtype), offset in zip(shapes, offsets[:-1], strict=True)
+        ]
+
+    def _bytes(self, title: str, name: str, size: int | None) -> bytes:
+        if not _is_name(name):
+            raise CheckpointError(f"{title} has no name of ours")
         try:
             with open_plain(self.folder / name) as stream:
-                if os.fstat(stream.fileno()).st_size != sum(sizes):
+                if size is not None and os.fstat(stream.fileno()).st_size != size:
                     raise CheckpointError(f"{title} has another size than this run's")
                 data = stream.read()
         except OSError as error:
             raise CheckpointError(f"{title} cannot be read ({error})") from error
         if hashlib.sha256(data).hexdigest() != name:
             raise CheckpointError(f"{title} is damaged (its checksum differs)")
-        offsets = np.cumsum([0, *sizes])
-        return [
-            np.frombuffer(data, dtype, int(np.prod(shape)), int(offset)).reshape(shape)
-            for (shape, dtype), offset in zip(shapes, offsets[:-1], strict=True)
-        ]
+        return data
 
     def keep_only(self, listed: Iterable[str]) -> None:
         """Removes the files that are not ``listed`` by any checkpoint."""

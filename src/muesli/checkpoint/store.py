@@ -25,7 +25,7 @@ from muesli.checkpoint.packed import (
     unseal,
     write_arrays,
 )
-from muesli.checkpoint.segments import sync_folder
+from muesli.checkpoint.segments import RingFiles, sync_folder
 from muesli.types import PyTree
 
 T = TypeVar("T")
@@ -185,6 +185,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if len(text) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"{path}: its manifest is too long")
     return unseal(path, text)
+
+
+def verify(path: Path) -> None:
+    """Reads all that a checkpoint is made of; raises a CheckpointError where something is wrong."""
+    manifest = read_manifest(path)
+    try:
+        with open_plain(path / "arrays.bin") as stream:
+            for name, entry in (manifest["leaves"] | manifest["extras"]).items():
+                read_array(path, name, entry, stream)
+    except OSError as error:
+        raise CheckpointError(f"{path}: its arrays cannot be read ({error})") from error
+    RingFiles(path.parent / "ring").verify(path, manifest.get("ring"))
 
 
 def newest_first(directory: Path, prefix: str = "step") -> list[Path]:

@@ -122,7 +122,7 @@ def resume_command(argv: Sequence[str]) -> int:
 
 
 def _resume(run_dir: Path, signals: Any) -> int:
-    from muesli.checkpoint import CheckpointError, newest_first, read_manifest
+    from muesli.checkpoint import CheckpointError, newest_first, read_manifest, verify
     from muesli.runners.device import prepare_device
     from muesli.runners.rundir import read_config
     from muesli.runners.train import resume
@@ -132,6 +132,7 @@ def _resume(run_dir: Path, signals: Any) -> int:
     with contextlib.suppress(CheckpointError, IndexError):
         newest = newest_first(run_dir / "checkpoints")[0]
         if read_manifest(newest)["meta"].get("complete"):
+            verify(newest)
             print(f"{run_dir}: already complete")
             return 0
     try:
