@@ -452,3 +452,35 @@ def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     player = load(tmp_path / "run")
     evaluation = player.evaluate(2)
     assert evaluation.finished.all() and (evaluation.lengths > 20).all()
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_a_call_left_in_the_middle_is_finished_by_another_process(runner):
+    config = tiny(groups=2)
+    config = replace(config, actors=replace(config.actors, runner=runner))
+    whole = make_engine(build(config), [0])
+    try:
+        whole.start(None)
+        expected = whole.advance()
+    finally:
+        whole.close()
+    first = make_engine(build(config), [0])
+    try:
+        first.start(None)
+        looked = iter([False, False, True])
+        part = first.advance(lambda: next(looked))
+        assert part.metrics is None and 2 <= part.iterations < first.parts.schedule.per_call
+        snapshot = first.snapshot(0)
+        snapshot = snapshot._replace(tree=jax.tree.map(lambda x: x.copy(), snapshot.tree))
+    finally:
+        first.close()
+    second, _ = resumed(config, snapshot)
+    try:
+        rest = second.advance()
+    finally:
+        second.close()
+    assert part.episodes[0] + rest.episodes[0] == expected.episodes[0]
+    assert part.iterations + rest.iterations == expected.iterations
+    timeless = [{n: v for n, v in row.metrics[0].items() if "second" not in n}
+                for row in (rest, expected)]  # fmt: skip
+    assert timeless[0] == timeless[1]
