@@ -212,6 +212,9 @@ def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
         json.loads((tmp_path / f"seed-{k}" / "config.json").read_text())["seed"] for k in (0, 1)
     ]
     assert seeds == [0, 1]
+    manifests = [next((tmp_path / f"seed-{k}").glob("checkpoints/step-*/manifest.json"))
+                 for k in (0, 1)]  # fmt: skip
+    assert [json.loads(m.read_text())["meta"]["config"]["seed"] for m in manifests] == [0, 1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -14,6 +14,7 @@ from muesli import checkpoint
 from muesli.checkpoint import Loaded, RingFiles
 from muesli.config import Config, ConfigError
 from muesli.runners.engines import Engine, Snapshot
+from muesli.runners.rundir import config_from_json
 from muesli.types import AgentState, PyTree
 
 # Fields that a run may go on with changed: none of them is part of what it computes.
@@ -79,7 +80,9 @@ class Saver:
 
     def _compare(self, path: Path, meta: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Refuses to go on with another configuration than the checkpoint's."""
-        changed = differences(meta.get("config", {}), dataclasses.asdict(self.config))
+        # As a Config, so that a field that is newer than the checkpoint has its default there.
+        there = config_from_json(meta.get("config"))
+        changed = differences(dataclasses.asdict(there), dataclasses.asdict(self.config))
         fatal = {name: pair for name, pair in changed.items() if name not in _MAY_CHANGE}
         if fatal:
             raise ConfigError(
@@ -93,9 +96,7 @@ class Saver:
 def differences(there: Any, here: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
     """Fields of two configurations, as dictionaries, that differ: dotted name -> (there, here)."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
-        # JSON has no tuples.
-        same = _plain(there) == _plain(here)
-        return {} if same else {where: (there, here)}
+        return {} if there == here else {where: (there, here)}
     found: dict[str, tuple[Any, Any]] = {}
     for name in sorted(set(there) | set(here)):
         dotted = f"{where}.{name}" if where else name
@@ -108,7 +109,3 @@ def tell(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(
         f"{name} ({there} there, {here} here)" for name, (there, here) in changed.items()
     )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -129,7 +129,11 @@ class _Run:
         self.evaluations: list[dict[str, Any]] = [{} for _ in directories]
         self.logs: list[RunLog] = []
         self.stopped_by: int | None = None
-        self.savers = [Saver(d.checkpoints, parts.config) for d in directories]
+        config = parts.config
+        self.savers = [
+            Saver(d.checkpoints, dataclasses.replace(config, seed=config.seed + k))
+            for k, d in enumerate(directories)
+        ]
         self._unsaved = False
         self._evaluate = _evaluator(parts)
 
