@@ -80,12 +80,15 @@ class Run:
             # Not the network's own start, whose heads are nearly zero and would hide every mistake.
             del key
             params = shaken(jax.tree.map(lambda x: jnp.zeros(x.shape), shapes), 0, 1.0)
-            return AgentState(None, params, None, init_moment(), jnp.zeros(()), None, jnp.array(0))
+            return AgentState(
+                None, params, None, init_moment(), jnp.zeros(()), None, jnp.array(0), None
+            )
 
         def update(state, batch, key):
             del key
             fresh = jax.tree.map(lambda x: x[:ENVS], batch)
             metrics = {"disagreement": jnp.max(self.disagreement(state.prior, fresh)[:, :-1])}
+            metrics["update_skipped"] = jnp.zeros(())
             prior = shaken(state.prior, state.step, state.dual)
             return state._replace(prior=prior, step=state.step + 1), metrics
 

@@ -175,6 +175,34 @@ def test_init_from_starts_with_another_runs_parameters(finished_run, tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_an_exported_agent_plays_and_starts_another_run(finished_run, tmp_path, capsys):
+    import jax
+    import numpy as np
+
+    import muesli
+
+    file = tmp_path / "agent"
+    assert main(["export", str(finished_run), "-o", str(file)]) == 0
+    played = []
+    for source in (finished_run, file):
+        assert main(["eval", str(source), "--episodes", "6", "--json"]) == 0
+        played.append(capsys.readouterr().out.splitlines()[-1])
+    assert played[0] == played[1]
+    ours, theirs = muesli.load(file).state, muesli.load(finished_run).state
+    assert ours.optimiser is None
+    for a, b in zip(jax.tree.leaves(ours.prior), jax.tree.leaves(theirs.prior), strict=True):
+        np.testing.assert_array_equal(a, b)
+    steps = "--total-env-steps 40 --log.log-every-steps 20 --log.eval-episodes 0".split()
+    start = ["train", "catch", *TINY, *steps, "--init-from", str(file)]
+    assert main([*start, "--run-dir", str(tmp_path / "second")]) == 0
+    other = [*start, "--network.torso-units", "9", "--run-dir", str(tmp_path / "third")]
+    assert main(other) == 2
+    assert "this configuration needs" in capsys.readouterr().err
+    file.write_bytes(file.read_bytes()[:-1])
+    assert main(["eval", str(file)]) == 2
+    assert "cut short" in capsys.readouterr().err
+
+
 def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
     assert main(["train", "catch", *TINY, *SHORT, "--seeds", "2", "--run-dir", str(tmp_path)]) == 0
     rows = [read_jsonl(tmp_path / f"seed-{k}" / "metrics.jsonl") for k in (0, 1)]
@@ -184,6 +212,9 @@ def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
         json.loads((tmp_path / f"seed-{k}" / "config.json").read_text())["seed"] for k in (0, 1)
     ]
     assert seeds == [0, 1]
+    manifests = [next((tmp_path / f"seed-{k}").glob("checkpoints/step-*/manifest.json"))
+                 for k in (0, 1)]  # fmt: skip
+    assert [json.loads(m.read_text())["meta"]["config"]["seed"] for m in manifests] == [0, 1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -14,7 +14,7 @@ from muesli.envs.adapter import on_host
 from muesli.envs.toys import catch, recall
 from muesli.runners.anakin import make_anakin
 from muesli.runners.engines import make_engine
-from muesli.runners.host import ActorError
+from muesli.runners.faults import ActorError
 from muesli.runners.parts import build
 from muesli.runners.player import load
 from muesli.runners.sebulba import Sebulba
@@ -29,7 +29,9 @@ def tiny(env="catch", groups=1, lockstep=True, frame_stack=1, core="lstm", **bat
         base,
         total_env_steps=600,
         env=replace(base.env, name=env, num_envs=4, frame_stack=frame_stack),
-        actors=replace(base.actors, runner="sebulba", groups=groups, lockstep=lockstep),
+        actors=replace(
+            base.actors, runner="sebulba", groups=groups, lockstep=lockstep, max_restarts=0
+        ),
         network=replace(
             base.network, core=core, last_action_and_reward=True, torso_units=8, core_units=8,
             model_units=8, value_bins=11, reward_bins=11,
@@ -234,33 +236,145 @@ def test_an_evaluation_that_fails_keeps_what_was_learnt(tmp_path, env_named):
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
 
 
-def test_a_resumed_run_plays_other_episodes_and_never_joins_two(tmp_path):
-    config = tiny(groups=2)
-    parts = build(config)
-    first, second = make_engine(parts, [0]), make_engine(parts, [0])
+def resumed(config, snapshot):
+    """An engine that goes on from a snapshot, and what it says about that."""
+    engine = make_engine(build(config), [0])
+    tree = jax.tree.map(jax.numpy.array, snapshot.tree)
+
+    def load(view, place):
+        assert view.chunks == snapshot.ring.chunks
+        for start in range(view.chunks):
+            place(start, snapshot.ring.cut(start, 1))
+
+    return engine, engine.restore(tree, snapshot.extras, engine.read_ring(tree, load))
+
+
+def snapshot_after_a_call(config):
+    engine = make_engine(build(config), [0])
     try:
-        first.start(None)
-        first.advance()
-        snapshot = jax.device_get(first.snapshot(0))
+        engine.start(None)
+        engine.advance()
+        engine.end_call()
+        snapshot = engine.snapshot(0)
+        return snapshot._replace(tree=jax.tree.map(lambda x: x.copy(), snapshot.tree))
     finally:
-        first.close()
+        engine.close()
+
+
+def test_a_resumed_run_plays_other_episodes_and_never_joins_two():
+    config = tiny(groups=2, lockstep=False)
+    snapshot = snapshot_after_a_call(config)
+    began = int(snapshot.tree.iteration)
+    engine, remarks = resumed(config, snapshot)
     try:
-        remark = second.restore(jax.tree.map(jax.numpy.asarray, snapshot))
-        assert "begin anew" in remark and second.updates() == int(snapshot.agent.step)
-        began = int(snapshot.iteration)
-        second.advance()
-        ring = jax.device_get(second.sebulba.state.replay)
+        assert remarks == ["episodes under way were not saved and begin anew"]
+        assert engine.updates() == int(snapshot.tree.agent.step)
+        engine.advance()
+        ring = jax.device_get(engine.sebulba.state.replay)
     finally:
-        second.close()
-    assert int(second.sebulba.state.iteration) == began + parts.schedule.per_call
-    kinds = ring.records.step_type[:, : int(ring.written[0]) * 5]
+        engine.close()
+    kinds = ring.records.step_type[:, : int(ring.written.min()) * 5]
     # Every FIRST but a slot's very first record follows a LAST.
     slots, times = np.nonzero(kinds == 0)
     assert (kinds[slots, times - 1][times > 0] == 2).all() and (times > 0).sum() >= 4
-    seam = began * 5
-    assert (kinds[:, seam] == 0).all()
+    for slot in range(4):
+        seam = int(snapshot.ring.written[slot]) * 5
+        assert began > 1 and kinds[slot, seam] == 0 and kinds[slot, seam - 1] == 2
     fresh, old = ring.records.observation[:, seam], ring.records.observation[:, 0]
     assert not np.array_equal(fresh, old)
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+def test_in_lockstep_a_resumed_run_is_the_run_it_continues(core):
+    config = tiny(groups=2, core=core)
+    whole = make_engine(build(config), [0])
+    try:
+        whole.start(None)
+        whole.advance()
+        whole.end_call()
+        expected = [whole.advance() for _ in range(1)]
+        end = jax.device_get(whole.sebulba.state.agent), jax.device_get(whole.sebulba.state.replay)
+    finally:
+        whole.close()
+    engine, remarks = resumed(config, snapshot_after_a_call(config))
+    try:
+        assert remarks == []
+        again = engine.advance()
+        state = engine.sebulba.state
+        assert again.episodes == expected[0].episodes
+        for a, b in zip(
+            jax.tree.leaves(end),
+            jax.tree.leaves(jax.device_get((state.agent, state.replay))),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a, b)
+    finally:
+        engine.close()
+
+
+def test_environments_that_fail_are_started_again_and_counted(tmp_path, env_named, capfd):
+    made = []
+
+    def make_family():
+        family = failing(23, explode)()
+
+        def make(slots, seed):
+            made.append((slots, seed))
+            # Only the first copies explode.
+            return (family if len(made) <= 2 else on_host(catch())).make(slots, seed)
+
+        return family._replace(make=make)
+
+    name = env_named("shaky_catch", make_family)
+    config = tiny(name, groups=2, lockstep=False)
+    config = replace(config, log=replace(config.log, eval_episodes=0))
+    config = replace(config, actors=replace(config.actors, max_restarts=1, restart_seconds=0.01))
+    rows = []
+    train(config, tmp_path / "run", callbacks=[rows.append])
+    assert rows[-1]["env_restarts"] == 1 and rows[-1]["env_steps"] >= 600
+    assert len({seed for _, seed in made}) == 2  # the new copies play other episodes
+    assert "paddle fell off; it is started again (1 of 1)" in capfd.readouterr().out
+
+
+def test_environments_that_hang_are_left_behind(tmp_path, env_named):
+    made = []
+
+    def make_family():
+        family = failing(23, lambda: time.sleep(20))()
+
+        def make(slots, seed):
+            made.append(slots)
+            return (family if len(made) <= 2 else on_host(catch())).make(slots, seed)
+
+        return family._replace(make=make)
+
+    config = tiny(env_named("slow_catch", make_family), groups=2)
+    actors = replace(config.actors, max_restarts=1, restart_seconds=0.01, step_timeout_seconds=2.0)
+    config = replace(config, actors=actors, log=replace(config.log, eval_episodes=0))
+    rows = []
+    train(config, tmp_path / "run", callbacks=[rows.append])
+    assert rows[-1]["env_restarts"] == 1 and rows[-1]["env_steps"] >= 600
+
+
+def test_what_is_not_finite_is_refused_at_the_door(tmp_path, env_named):
+    def make_family():
+        family = on_host(catch())
+
+        def make(slots, seed):
+            env = family.make(slots, seed)
+
+            def step(actions):
+                timestep = env.step(actions)
+                reward = np.where(np.asarray(slots) == 3, np.nan, timestep.reward)
+                return timestep._replace(reward=reward.astype(np.float32))
+
+            return env._replace(step=step)
+
+        return family._replace(make=make)
+
+    name = env_named("nan_catch", make_family)
+    with pytest.raises(ActorError, match="nan_catch, slot 3: the reward holds a number that is"):
+        train(tiny(name, groups=2), tmp_path / "run")
 
 
 def test_both_runners_count_a_game_of_two_players_for_the_first(tmp_path):
@@ -338,3 +452,35 @@ def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     player = load(tmp_path / "run")
     evaluation = player.evaluate(2)
     assert evaluation.finished.all() and (evaluation.lengths > 20).all()
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_a_call_left_in_the_middle_is_finished_by_another_process(runner):
+    config = tiny(groups=2)
+    config = replace(config, actors=replace(config.actors, runner=runner))
+    whole = make_engine(build(config), [0])
+    try:
+        whole.start(None)
+        expected = whole.advance()
+    finally:
+        whole.close()
+    first = make_engine(build(config), [0])
+    try:
+        first.start(None)
+        looked = iter([False, False, True])
+        part = first.advance(lambda: next(looked))
+        assert part.metrics is None and 2 <= part.iterations < first.parts.schedule.per_call
+        snapshot = first.snapshot(0)
+        snapshot = snapshot._replace(tree=jax.tree.map(lambda x: x.copy(), snapshot.tree))
+    finally:
+        first.close()
+    second, _ = resumed(config, snapshot)
+    try:
+        rest = second.advance()
+    finally:
+        second.close()
+    assert part.episodes[0] + rest.episodes[0] == expected.episodes[0]
+    assert part.iterations + rest.iterations == expected.iterations
+    timeless = [{n: v for n, v in row.metrics[0].items() if "second" not in n}
+                for row in (rest, expected)]  # fmt: skip
+    assert timeless[0] == timeless[1]

@@ -46,6 +46,7 @@ from muesli.types import (
     Array,
     Candidates,
     EnvSpec,
+    Faults,
     Metrics,
     Moment,
     PolicyInputs,
@@ -115,6 +116,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             dual=Dual(log_temperature, dual_optimiser.init(log_temperature)),
             normaliser=_init_normaliser(spec, config),
             step=jnp.zeros((), jnp.int32),
+            faults=Faults(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
         )
 
     def observe(state: AgentState, fresh: Trajectory) -> AgentState:
@@ -147,16 +149,13 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             "update_clip_share": clipped_share(optimiser_state),
             "mpo_temperature": jnp.exp(dual.log_temperature),
         }
-        state = AgentState(
-            online,
-            prior,
-            optimiser_state,
-            moment,
-            dual,
-            state.normaliser,
-            state.step + 1,
+        made = state._replace(
+            online=online, prior=prior, optimiser=optimiser_state, moment=moment, dual=dual
         )
-        return state, metrics
+        finite = jnp.isfinite(metrics["loss_total"]) & jnp.isfinite(metrics["gradient_norm"])
+        state = unless_not_finite(state, made, finite, config.optimiser.max_skipped_updates)
+        metrics["update_skipped"] = 1.0 - finite.astype(jnp.float32)
+        return state._replace(step=state.step + 1), metrics
 
     def differentiate(
         state: AgentState, batch: Trajectory, key: PRNGKey
@@ -276,6 +275,21 @@ def _init_normaliser(spec: EnvSpec, config: Config) -> Statistics | None:
     if not config.network.normalise_observations:
         return None
     return init_statistics(jax.ShapeDtypeStruct(spec.observation_shape, jnp.float32))
+
+
+def unless_not_finite(
+    before: AgentState, after: AgentState, finite: Array, limit: int
+) -> AgentState:
+    """The state after an update, or before it where the update is not to be made; and counted.
+
+    After ``limit`` in a row none is made any more: what stops the run may look only now and then.
+    """
+    faults = before.faults
+    make = finite & (faults.in_a_row < limit)
+    state = jax.tree.map(partial(jnp.where, make), after, before)
+    skipped = (~make).astype(jnp.int32)
+    in_a_row = jnp.where(make, 0, faults.in_a_row + 1)
+    return state._replace(faults=Faults(faults.skipped + skipped, in_a_row))
 
 
 # --- acting ---------------------------------------------------------------------------------

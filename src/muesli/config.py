@@ -111,6 +111,8 @@ class OptimiserConfig:
     """Decay of Adam's second moment."""
     adam_epsilon: float = 1e-8
     """Adam's ε."""
+    max_skipped_updates: int = 10
+    """An update whose loss or gradient is not finite is skipped; so many in a row end the run."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,9 @@ class AtariConfig:
     """One channel of brightness instead of red, green and blue."""
     max_episode_frames: int = 108_000
     """Frames after which an episode is cut off: 30 minutes of play."""
+    exact: bool = False
+    """Run the emulators one by one in Python, where a checkpoint can hold their state: with
+    actors.lockstep, a resumed run is then the same to the bit; slower."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,11 @@ class ActorConfig:
     """Sebulba: chunks of a group that may wait for the learner before the group pauses."""
     step_timeout_seconds: float = 60.0
     """Sebulba: an environment that takes longer over one step is taken for dead."""
+    max_restarts: int = 3
+    """Sebulba: how often a group whose environments raise, die or hang is started again before the
+    run ends."""
+    restart_seconds: float = 1.0
+    """Sebulba: the pause before a group's first restart; it doubles with each one."""
 
 
 @dataclass(frozen=True)
@@ -342,6 +352,7 @@ def validate(config: Config) -> None:
         ("model.unroll_steps", model.unroll_steps),
         ("log.log_every_steps", config.log.log_every_steps),
         ("log.keep_checkpoints", config.log.keep_checkpoints),
+        ("optimiser.max_skipped_updates", config.optimiser.max_skipped_updates),
     ):
         _require(value >= 1, field, f"must be at least 1, got {value}")
     for field, value in (
@@ -350,6 +361,7 @@ def validate(config: Config) -> None:
         ("env.threads", config.env.threads),
         ("env.processes", config.env.processes),
         ("actors.queue_chunks", config.actors.queue_chunks),
+        ("actors.max_restarts", config.actors.max_restarts),
         ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
         ("batch.replay_min_steps", batch.replay_min_steps),
     ):
@@ -370,6 +382,11 @@ def validate(config: Config) -> None:
         ("update.behaviour_prior_weight", update.behaviour_prior_weight, 0.0, 1.0),
     ):
         _require(low <= number <= high, field, f"must be in [{low:g}, {high:g}], got {number:g}")
+    _require(
+        config.actors.restart_seconds >= 0.0,
+        "actors.restart_seconds",
+        f"must not be negative, got {config.actors.restart_seconds:g}",
+    )
     _require(
         0.0 <= agent.moment_decay < 1.0,
         "agent.moment_decay",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +23,89 @@ def to_plain(value: Any) -> Any:
 
 
 class JsonLines:
-    """An append-only file of JSON objects that knows how long it is."""
+    """An append-only file of JSON objects that knows how long it is.
+
+    What cannot be written, because the disk is full, is kept and written later.
+    """
 
     def __init__(self, path: Path, keep_bytes: int | None = None):
         """Opens ``path``; with ``keep_bytes``, drops whatever was written after that position."""
         self.path = path
-        if keep_bytes is not None and path.exists():
-            with path.open("r+b") as file:
-                file.truncate(keep_bytes)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting = b""
+        # (Truncating a file that is shorter would fill it up with zeros.)
+        if keep_bytes is not None and keep_bytes < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, keep_bytes)
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Appends objects and flushes them."""
+        """Appends objects, as far as there is room."""
         for row in rows:
             plain = {key: to_plain(value) for key, value in row.items()}
-            self._file.write(json.dumps(plain) + "\n")
-        self._file.flush()
+            self._waiting += (json.dumps(plain) + "\n").encode()
+        try:
+            self._flush()
+        except OSError as error:
+            _warn(f"{self.path} cannot be written ({error}); its lines wait")
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[os.write(self._file, self._waiting) :]
 
     def position(self) -> int:
-        """Bytes written so far."""
-        self._file.flush()
-        return self.path.stat().st_size
+        """Bytes written so far, on the disk for good; raises an OSError where some are not."""
+        self._flush()
+        os.fsync(self._file)
+        return os.fstat(self._file).st_size
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with suppress(OSError):
+            self._flush()
+        os.close(self._file)
+
+
+class Events:
+    """TensorBoard's events, written at once by whoever calls: no thread that could die unseen."""
+
+    def __init__(self, folder: Path, from_step: int | None = None):
+        """With ``from_step``, TensorBoard drops what an earlier process wrote from there on."""
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._writer: Any = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"))
+            if from_step is not None:
+                self._write(from_step, session_log={"status": 1})
+        except OSError as error:
+            self._give_up(error)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """One number for each name."""
+        if self._writer is None:
+            return
+        try:
+            listed = [{"tag": n, "simple_value": float(x)} for n, x in values.items()]
+            self._write(step, summary={"value": listed})
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()
+
+    def _give_up(self, error: OSError) -> None:
+        # A file of records with a hole in it cannot be read behind the hole.
+        self._writer = None
+        _warn(f"TensorBoard's events cannot be written any more ({error}); metrics.jsonl has all")
+
+    def close(self) -> None:
+        """Closes the file."""
+        with suppress(OSError):
+            if self._writer is not None:
+                self._writer.close()
 
 
 class RunLog:
@@ -51,32 +113,37 @@ class RunLog:
 
     def __init__(self, run_dir: Path, position: Mapping[str, int] | None = None):
         """Opens the logs of ``run_dir``, cut back to ``position`` when a run is resumed."""
-        from tensorboardX import SummaryWriter
-
         position = position or {}
         self.metrics = JsonLines(run_dir / "metrics.jsonl", position.get("metrics"))
         self.episodes = JsonLines(run_dir / "episodes.jsonl", position.get("episodes"))
-        self._events = SummaryWriter(str(run_dir / "tensorboard"))
+        self._step = position.get("env_steps", 0)
+        self._events = Events(run_dir / "tensorboard", self._step + 1 if position else None)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Logs one row of metrics; ``env_steps`` is its time axis in TensorBoard."""
         self.metrics.write([row])
-        step = int(row["env_steps"])
-        for key, value in row.items():
-            plain = to_plain(value)
-            if isinstance(plain, (int, float)):
-                self._events.add_scalar(key, plain, step)
-        self._events.flush()
+        self._step = int(row["env_steps"])
+        plain = {key: to_plain(value) for key, value in row.items()}
+        numbers = {key: x for key, x in plain.items() if isinstance(x, (int, float))}
+        self._events.scalars(self._step, numbers)
 
     def position(self) -> dict[str, int]:
-        """Where both files stand, for a checkpoint."""
-        return {"metrics": self.metrics.position(), "episodes": self.episodes.position()}
+        """Where the files stand, for a checkpoint; raises an OSError where they lag behind."""
+        return {
+            "metrics": self.metrics.position(),
+            "episodes": self.episodes.position(),
+            "env_steps": self._step,
+        }
 
     def close(self) -> None:
         """Closes every file."""
         self.metrics.close()
         self.episodes.close()
         self._events.close()
+
+
+def _warn(line: str) -> None:
+    print(f"muesli: WARNING: {line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -95,18 +95,19 @@ def write(
     return Replay(records, starts, replay.written + here)
 
 
-def truncate(replay: Replay) -> Replay:
-    """Ends every slot's episode where its records end, as a time limit would.
+def truncate(replay: Replay, where: Array | bool = True) -> Replay:
+    """Ends the episodes of the slots ``where`` their records end, as a time limit would.
 
-    For a run that goes on with fresh episodes: what is written next must not be taken for what
-    came of the newest record.
+    For slots that go on with fresh episodes: what is written next must not be taken for what came
+    of the newest record. where: [slots] bool.
     """
     slots, total = replay.records.step_type.shape
     length = total // replay.starts.last_reward.shape[1]
     newest = (replay.written * length - 1) % total
     slot = jnp.arange(slots)
     kinds = replay.records.step_type
-    last = jnp.where(replay.written > 0, StepType.LAST, kinds[slot, newest]).astype(kinds.dtype)
+    cut = (replay.written > 0) & where
+    last = jnp.where(cut, StepType.LAST, kinds[slot, newest]).astype(kinds.dtype)
     records = replay.records._replace(step_type=kinds.at[slot, newest].set(last))
     return replay._replace(records=records)
 

@@ -247,11 +247,22 @@ class Statistics(NamedTuple):
     variance: PyTree
 
 
+class Faults(NamedTuple):
+    """Updates that were not made because a loss or gradient was not finite.
+
+    skipped: [] i32, so far; in_a_row: [] i32, of them, since the last one that was made.
+    """
+
+    skipped: Array
+    in_a_row: Array
+
+
 class AgentState(NamedTuple):
     """Everything the learner is.
 
     online, prior: parameters; optimiser: optax state; moment: Moment; dual: MPO's dual variable
-    with its optimiser; normaliser: Statistics of the observations, or None; step: [] i32.
+    with its optimiser; normaliser: Statistics of the observations, or None; step: [] i32, updates
+    so far, skipped ones included; faults: Faults.
     """
 
     online: PyTree
@@ -261,6 +272,7 @@ class AgentState(NamedTuple):
     dual: PyTree
     normaliser: Statistics | None
     step: Array
+    faults: Faults
 
 
 class EpisodeState(NamedTuple):

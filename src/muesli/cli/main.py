@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("muesli.cli.train", "continue a run: muesli resume RUN_DIR"),
     "eval": ("muesli.cli.play", "play fresh episodes: muesli eval RUN_DIR [--episodes N] [--json]"),
     "record": ("muesli.cli.play", "make a video: muesli record RUN_DIR [-o FILE.mp4]"),
+    "export": ("muesli.cli.export", "one file to share: muesli export RUN_DIR -o FILE"),
     "plot": ("muesli.cli.plot", "draw curves: muesli plot RUN_DIR... [-o FILE.png]"),
     "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks"),
     "doctor": ("muesli.cli.info", "what this machine can do"),

@@ -52,7 +52,8 @@ def record_command(argv: Sequence[str]) -> int:
     parser.add_argument("--best", action="store_true", help="the checkpoint that evaluated best")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(list(argv))
-    output = args.output or args.run_dir / "video.mp4"
+    beside = args.run_dir.with_suffix(".mp4") if args.run_dir.is_file() else None
+    output = args.output or beside or args.run_dir / "video.mp4"
 
     from muesli.video import record
 

@@ -79,8 +79,9 @@ def train_command(argv: Sequence[str]) -> int:
     name, config = parse_config(preset, rest)
     if own.seeds < 1:
         raise UsageError(f"--seeds: must be at least 1, got {own.seeds}")
-    if own.init_from is not None and not (own.init_from / "config.json").exists():
-        raise UsageError(f"--init-from: {own.init_from} holds no run")
+    source = own.init_from
+    if source is not None and not (source.is_file() or (source / "config.json").exists()):
+        raise UsageError(f"--init-from: {source} holds no run, nor is it an exported agent")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     if own.run_dir is None:
         dirs = [Path("runs") / f"{name}-{config.seed + k}-{stamp}" for k in range(own.seeds)]
@@ -89,16 +90,21 @@ def train_command(argv: Sequence[str]) -> int:
     else:
         dirs = [own.run_dir / f"seed-{config.seed + k}" for k in range(own.seeds)]
 
+    from muesli.runners.signals import Signals
+
+    title = f"{name} on {config.env.name}"
+    with Signals(running=False) as signals:
+        return _train(config, title, dirs, source, signals)
+
+
+def _train(config: Config, title: str, dirs: list[Path], source: Path | None, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError
     from muesli.runners.device import prepare_device
     from muesli.runners.train import train
 
     prepare_device()
-    title = f"{name} on {config.env.name}"
     try:
-        return _run(
-            config, title, lambda watch: train(config, dirs, [watch], init_from=own.init_from)
-        )
+        return _run(config, title, lambda watch: train(config, dirs, [watch], source, signals))
     except CheckpointError as error:
         raise UsageError(f"--init-from: {error}") from error
 
@@ -109,7 +115,14 @@ def resume_command(argv: Sequence[str]) -> int:
     parser.add_argument("run_dir", type=Path)
     run_dir = parser.parse_args(list(argv)).run_dir
 
-    from muesli.checkpoint import CheckpointError, newest_first, read_manifest
+    from muesli.runners.signals import Signals
+
+    with Signals(running=False) as signals:
+        return _resume(run_dir, signals)
+
+
+def _resume(run_dir: Path, signals: Any) -> int:
+    from muesli.checkpoint import CheckpointError, newest_first, read_manifest, verify
     from muesli.runners.device import prepare_device
     from muesli.runners.rundir import read_config
     from muesli.runners.train import resume
@@ -119,23 +132,25 @@ def resume_command(argv: Sequence[str]) -> int:
     with contextlib.suppress(CheckpointError, IndexError):
         newest = newest_first(run_dir / "checkpoints")[0]
         if read_manifest(newest)["meta"].get("complete"):
+            verify(newest)
             print(f"{run_dir}: already complete")
             return 0
     try:
-        return _run(config, str(run_dir), lambda watch: resume(run_dir, [watch]))
+        return _run(config, str(run_dir), lambda watch: resume(run_dir, [watch], signals))
     except CheckpointError as error:
         raise UsageError(str(error)) from error
 
 
 def _run(config: Config, title: str, run: Callable[[Progress], Any]) -> int:
     """Runs to the end, showing progress; a failed environment is told with its traceback."""
-    from muesli.runners.host import ActorError
+    from muesli.runners.faults import TrainingError
 
     try:
         with Progress(config.total_env_steps, title) as progress:
             result = run(progress)
-    except ActorError as error:
-        traceback.print_exception(error.__cause__ or error)
+    except TrainingError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         print("; ".join([f"muesli: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return STOPPED_ITSELF
     return _conclude(result)

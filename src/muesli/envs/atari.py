@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from muesli.config import AtariConfig, ConfigError, EnvConfig
-from muesli.envs.base import HostEnv, HostEnvs, host_timestep, slot_seeds
+from muesli.envs.base import HostEnv, HostEnvs, HostState, host_timestep, slot_seeds
+from muesli.envs.emulators import ExactEmulators
 from muesli.types import EnvSpec, StepType, TimeStep
 
 NUM_ACTIONS = 18
@@ -129,6 +130,11 @@ def _validate(settings: AtariConfig) -> None:
         value = getattr(settings, field)
         if value < 1:
             raise ConfigError(f"env.atari.{field}: must be at least 1, got {value}")
+    if settings.exact and settings.size_pixels > 160:
+        raise ConfigError(
+            "env.atari.size_pixels: must be at most 160, the screen's width, with "
+            f"env.atari.exact, got {settings.size_pixels}"
+        )
     if settings.pool_frames == 4 and settings.frame_skip % 2:
         raise ConfigError(
             "env.atari.frame_skip: must be even with env.atari.pool_frames 4, "
@@ -180,32 +186,12 @@ def _emulators(game: str, config: EnvConfig, slots: range, seed: int) -> HostEnv
     halves = settings.pool_frames == 4
     size, channels = settings.size_pixels, 1 if settings.grey else 3
     seeds = slot_seeds(slots, seed)
-    make_vector = _import_ale(game)
+    frame_skip = settings.frame_skip // 2 if halves else settings.frame_skip
     # The only reference to the emulators: dropping it ends their threads.
-    running = [
-        make_vector(
-            game,
-            copies,
-            batch_size=0,
-            num_threads=_threads(config, copies),
-            max_num_frames_per_episode=settings.max_episode_frames,
-            repeat_action_probability=settings.sticky_action_probability,
-            full_action_space=True,
-            continuous=False,
-            autoreset_mode="NextStep",
-            img_height=size,
-            img_width=size,
-            grayscale=settings.grey,
-            stack_num=1,
-            frameskip=settings.frame_skip // 2 if halves else settings.frame_skip,
-            maxpool=True,
-            noop_max=0,
-            episodic_life=False,
-            life_loss_info=False,
-            reward_clipping=False,
-            use_fire_reset=False,
-        )
-    ]
+    if settings.exact:
+        running: list[Any] = [ExactEmulators(game, copies, settings, frame_skip)]
+    else:
+        running = [_vector(game, config, copies, frame_skip)]
     ended = np.zeros(copies, bool)
 
     def picture(observation: np.ndarray) -> np.ndarray:
@@ -237,4 +223,41 @@ def _emulators(game: str, config: EnvConfig, slots: range, seed: int) -> HostEnv
         ended = np.asarray(timestep.step_type == StepType.LAST)
         return timestep
 
-    return HostEnv(reset, step, close=running.clear)
+    def save() -> HostState:
+        return {**running[0].save(), "ended": ended.copy()}
+
+    def load(state: HostState) -> None:
+        nonlocal ended
+        running[0].reset(seed=seeds)
+        running[0].load(state)
+        ended = state["ended"].copy()
+
+    if settings.exact:
+        return HostEnv(reset, step, running.clear, save, load)
+    return HostEnv(reset, step, running.clear)
+
+
+def _vector(game: str, config: EnvConfig, copies: int, frame_skip: int) -> Any:
+    settings = config.atari
+    return _import_ale(game)(
+        game,
+        copies,
+        batch_size=0,
+        num_threads=_threads(config, copies),
+        max_num_frames_per_episode=settings.max_episode_frames,
+        repeat_action_probability=settings.sticky_action_probability,
+        full_action_space=True,
+        continuous=False,
+        autoreset_mode="NextStep",
+        img_height=settings.size_pixels,
+        img_width=settings.size_pixels,
+        grayscale=settings.grey,
+        stack_num=1,
+        frameskip=frame_skip,
+        maxpool=True,
+        noop_max=0,
+        episodic_life=False,
+        life_loss_info=False,
+        reward_clipping=False,
+        use_fire_reset=False,
+    )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from muesli.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep, is_last
+
+HostState: TypeAlias = dict[str, np.ndarray]
+
+
+class EnvError(ValueError):
+    """An environment breaks the contract; the message says how, in one line."""
 
 
 class JaxEnv(NamedTuple):
@@ -29,16 +35,19 @@ class HostEnv(NamedTuple):
     """A batch of copies of an environment that lives outside JAX, as functions on NumPy arrays.
 
     reset() -> TimeStep [E], every copy FIRST; step(actions [E] i32 or [E, D] f32) -> TimeStep [E]:
-    a copy whose last time step was LAST ignores its action and answers FIRST; close(); save() and
-    load(state), where the copies can be saved: state is a pytree of NumPy arrays. Arrays that were
-    handed out are not written to again.
+    a copy whose last time step was LAST ignores its action and answers FIRST; close(). Arrays that
+    were handed out are not written to again.
+
+    Where the copies can be saved: save() -> NumPy arrays by name, or None if they cannot be just
+    now; load(state) in place of reset(), on copies made for the same slots and seed, raises an
+    EnvError where the copies cannot be brought back to it.
     """
 
     reset: Callable[[], TimeStep]
     step: Callable[[np.ndarray], TimeStep]
     close: Callable[[], None]
-    save: Callable[[], PyTree] | None = None
-    load: Callable[[PyTree], None] | None = None
+    save: Callable[[], HostState | None] | None = None
+    load: Callable[[HostState], None] | None = None
 
 
 class HostEnvs(NamedTuple):
@@ -72,6 +81,17 @@ def host_timestep(
     discount: Any = np.where(terminated & ~begun, 0.0, 1.0).astype(np.float32)
     step_type: Any = np.where(begun, StepType.FIRST, kinds).astype(np.int32)
     return TimeStep(observation, arrived, discount, step_type)
+
+
+def refuse_not_finite(name: str, slots: range, timestep: TimeStep) -> None:
+    """Raises an EnvError where a batched observation or reward holds what no agent can learn."""
+    for what, numbers in (("observation", timestep.observation), ("reward", timestep.reward)):
+        if not np.issubdtype(numbers.dtype, np.floating):
+            continue
+        fine = np.isfinite(numbers).reshape(len(slots), -1).all(axis=1)
+        if not fine.all():
+            slot = slots[int(np.argmin(fine))]
+            raise EnvError(f"{name}, slot {slot}: the {what} holds a number that is not finite")
 
 
 def slot_seeds(slots: range, seed: int) -> np.ndarray:

@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from muesli.envs.base import HostEnvs, JaxEnv, auto_reset_step
+from muesli.envs.base import EnvError, HostEnvs, JaxEnv, auto_reset_step
 from muesli.types import EnvSpec, StepType, TimeStep
 
 # Steps after which a copy made anew is believed to play as the first one did.
 _REPEATED = 50
-
-
-class EnvError(ValueError):
-    """An environment breaks the contract; the message says how, in one line."""
 
 
 def check(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:

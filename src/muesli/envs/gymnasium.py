@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from muesli.config import ConfigError
-from muesli.envs.base import HostEnv, HostEnvs, host_timestep, slot_seeds
-from muesli.envs.check import EnvError
+from muesli.envs.base import (
+    EnvError,
+    HostEnv,
+    HostEnvs,
+    HostState,
+    host_timestep,
+    refuse_not_finite,
+    slot_seeds,
+)
 from muesli.types import EnvSpec, StepType, TimeStep
 
 _SUPPORTED = (
     "supported are Box, Discrete, MultiDiscrete and MultiBinary observations, and Dict and Tuple "
     "of them; Discrete and bounded floating-point Box actions"
 )
-# A batch of observations as Gymnasium gives it, with its space, and of actions as we give them.
-Observe: TypeAlias = Callable[[Any, Any], np.ndarray]
+# The observations of all copies as Gymnasium gives them, and a batch of actions as we give them.
+Observe: TypeAlias = Callable[[list[Any]], np.ndarray]
 Act: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 # Bars in a picture of a vector observation: at most this many, each this wide and this high.
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 64, 6, 96
+# Actions of an episode that are kept so that it can be played again; a longer one is not saved.
+_REMEMBERED = 50_000
 
 
 def gym_env(name: str) -> HostEnvs:
@@ -74,20 +82,19 @@ def _example(name: str) -> Any:
 def _observations(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any], Observe]:
     """Shape and dtype of an observation, and how a batch of Gymnasium's becomes an array."""
     from gymnasium import spaces
-    from gymnasium.vector.utils import iterate
 
     if isinstance(space, spaces.Box):
         image = space.dtype == np.uint8 and len(space.shape) in (2, 3)
         dtype = np.dtype(np.uint8 if image else np.float32)
         # A grey image has one channel, and a single number is a vector of one.
         shape = (*space.shape, 1) if len(space.shape) == (2 if image else 0) else space.shape
-        return shape, dtype, lambda _, batch: np.array(batch, dtype).reshape(len(batch), *shape)
+        return shape, dtype, lambda batch: np.array(batch, dtype).reshape(len(batch), *shape)
 
     if not _flattens(space):
         raise ConfigError(f"env.name: '{name}' has {space} observations; {_SUPPORTED}")
 
-    def flatten(batched: Any, batch: Any) -> np.ndarray:
-        each = [np.asarray(spaces.flatten(space, one)) for one in iterate(batched, batch)]
+    def flatten(batch: list[Any]) -> np.ndarray:
+        each = [np.asarray(spaces.flatten(space, one)) for one in batch]
         return np.stack(each).astype(np.float32)
 
     return (int(spaces.flatdim(space)),), np.dtype(np.float32), flatten
@@ -128,12 +135,12 @@ def _actions(name: str, space: Any) -> tuple[int | None, int, Act]:
 
 
 def _copies(name: str, spec: Any, observe: Observe, act: Act, slots: range, seed: int) -> HostEnv:
-    """The copies of some slots."""
-    from gymnasium import make
-    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+    """The copies of some slots.
 
-    makers = [partial(make, spec, disable_env_checker=True) for _ in slots]
-    seeds = slot_seeds(slots, seed).tolist()
+    Every episode is begun with a seed of its own: what brings a copy back to where it was is its
+    episode's number and the actions since.
+    """
+    from gymnasium import make
 
     def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         try:
@@ -141,37 +148,93 @@ def _copies(name: str, spec: Any, observe: Observe, act: Act, slots: range, seed
         except Exception as error:
             raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
 
-    vector = call(SyncVectorEnv, makers, autoreset_mode=AutoresetMode.NEXT_STEP)
+    copies = [call(make, spec, disable_env_checker=True) for _ in slots]
+    first_seeds = slot_seeds(slots, seed)
+    episodes = np.zeros(len(slots), np.int64)
     ended = np.zeros(len(slots), bool)
+    played: list[list[np.ndarray]] = [[] for _ in slots]
+    newest: TimeStep | None = None
+
+    def begin(index: int) -> Any:
+        own = int(first_seeds[index])
+        if episodes[index]:
+            own = int(slot_seeds(range(int(episodes[index]), int(episodes[index]) + 1), own)[0])
+        return call(copies[index].reset, seed=own)[0]
 
     def answer(
-        batch: Any,
+        batch: list[Any],
         reward: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
         begun: np.ndarray,
     ) -> TimeStep:
-        nonlocal ended
-        observation = observe(vector.observation_space, batch)
-        timestep = host_timestep(observation, reward, terminated, truncated, begun)
-        for what, numbers in (("observation", observation), ("reward", timestep.reward)):
-            fine = np.isfinite(numbers).reshape(len(slots), -1).all(axis=1)
-            if not fine.all():
-                slot = slots[int(np.argmin(fine))]
-                raise EnvError(f"{name}, slot {slot}: the {what} holds a number that is not finite")
-        ended = np.asarray(timestep.step_type == StepType.LAST)
-        return timestep
+        nonlocal ended, newest
+        newest = host_timestep(observe(batch), reward, terminated, truncated, begun)
+        refuse_not_finite(name, slots, newest)
+        ended = np.asarray(newest.step_type == StepType.LAST)
+        return newest
 
     def reset() -> TimeStep:
-        batch, _ = call(vector.reset, seed=seeds)
+        episodes[:] = 0
+        for actions in played:
+            actions.clear()
         no, yes = np.zeros(len(slots), bool), np.ones(len(slots), bool)
+        batch = [begin(index) for index in range(len(slots))]
         return answer(batch, np.zeros(len(slots)), no, no, yes)
 
     def step(actions: np.ndarray) -> TimeStep:
-        batch, reward, terminated, truncated, _ = call(vector.step, act(actions))
-        return answer(batch, reward, terminated, truncated, ended)
+        theirs, begun = act(actions), ended
+        batch: list[Any] = []
+        reward = np.zeros(len(slots))
+        terminated, truncated = np.zeros((2, len(slots)), bool)
+        for index, copy in enumerate(copies):
+            if begun[index]:
+                episodes[index] += 1
+                played[index].clear()
+                batch.append(begin(index))
+                continue
+            if len(played[index]) <= _REMEMBERED:
+                played[index].append(actions[index].copy())
+            answered = call(copy.step, theirs[index])
+            batch.append(answered[0])
+            reward[index], terminated[index], truncated[index] = answered[1:4]
+        return answer(batch, reward, terminated, truncated, begun)
 
-    return HostEnv(reset, step, vector.close)
+    def save() -> HostState | None:
+        if newest is None or any(len(actions) > _REMEMBERED for actions in played):
+            return None
+        rows = [row for actions in played for row in actions]
+        return {
+            "episodes": episodes.copy(),
+            "lengths": np.array([len(actions) for actions in played], np.int64),
+            "actions": np.stack(rows) if rows else np.zeros(0, np.float32),
+            **{field: getattr(newest, field) for field in newest._fields[:4]},
+        }
+
+    def load(state: HostState) -> None:
+        """Plays the episodes under way again, and looks whether they have come out the same."""
+        nonlocal newest, ended
+        episodes[:] = state["episodes"]
+        rows = iter(state["actions"])
+        batch: list[Any] = []
+        for index, length in enumerate(state["lengths"].tolist()):
+            batch.append(begin(index))
+            played[index][:] = [np.array(next(rows)) for _ in range(length)]
+            for action in played[index]:
+                batch[index] = call(copies[index].step, act(action[None])[0])[0]
+        if not np.array_equal(observe(batch), state["observation"]):
+            raise EnvError(
+                f"{name} played the actions of its episodes again and did not come to the same "
+                "observations"
+            )
+        newest = TimeStep(*(state[field] for field in TimeStep._fields[:4]))  # type: ignore[arg-type]
+        ended = np.asarray(newest.step_type == StepType.LAST)
+
+    def close() -> None:
+        for copy in copies:
+            copy.close()
+
+    return HostEnv(reset, step, close, save, load)
 
 
 def _render_image(observation: np.ndarray) -> np.ndarray:

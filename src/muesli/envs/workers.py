@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from muesli.config import ConfigError, EnvConfig
-from muesli.envs.base import HostEnv, HostEnvs
-from muesli.envs.check import EnvError
+from muesli.envs.base import EnvError, HostEnv, HostEnvs, HostState
 from muesli.types import EnvSpec, TimeStep
 
 _CLOSE_SECONDS = 2.0  # what workers have for closing their copies
@@ -66,7 +65,7 @@ def in_processes(name: str, config: EnvConfig, envs: HostEnvs) -> HostEnvs:
             for part in _parts(slots, _workers(config, len(slots)))
         ]
         workers = _Workers(tasks)
-        return HostEnv(workers.reset, workers.step, workers.close)
+        return HostEnv(workers.reset, workers.step, workers.close, workers.save, workers.load)
 
     return envs._replace(make=make)
 
@@ -182,12 +181,29 @@ class _Workers:
     def step(self, actions: np.ndarray) -> TimeStep:
         return self._tell("step", actions)
 
+    def save(self) -> HostState | None:
+        """The states of all workers, or None where one of them cannot be saved."""
+        answers = self._ask([("save", None)] * len(self._workers))
+        if any(state is None for state in answers):
+            return None
+        return {f"{k}/{name}": x for k, state in enumerate(answers) for name, x in state.items()}
+
+    def load(self, state: HostState) -> None:
+        """Brings every worker back to its part of a state that as many workers saved."""
+        each: list[HostState] = [{} for _ in self._workers]
+        for name, array in state.items():
+            worker, _, rest = name.partition("/")
+            if not worker.isdigit() or int(worker) >= len(each):
+                raise EnvError(f"{self._name}: was saved by another number of workers")
+            each[int(worker)][rest] = array
+        self._ask([("load", part) for part in each])
+
     def close(self) -> None:
         """Asks the workers to end, and ends them if they do not."""
         self._closed = True
         deadline = time.monotonic() + _CLOSE_SECONDS
         if self._turn.acquire(timeout=_CLOSE_SECONDS):
-            self._send("close")
+            self._send([("close", None)] * len(self._workers))
             self._turn.release()
             self._wait(deadline)
         self._end()
@@ -201,43 +217,51 @@ class _Workers:
     def _tell(self, command: str, actions: np.ndarray | None = None) -> TimeStep:
         """Has all workers do something, and takes a copy of what they answer."""
         with self._turn:
-            if self._closed:
-                raise EnvError(f"{self._name}: its workers have ended")
-            try:
-                if actions is not None:
-                    self._records["action"][:] = actions
-                self._send(command)
-                self._receive()
-            except BaseException:
-                # Some have answered and others have not: they cannot go on together.
-                self._end()
-                raise
+            self._exchange([(command, None)] * len(self._workers), actions)
             answer: Any = [self._records[field].copy() for field in TimeStep._fields[:4]]
             return TimeStep(*answer)
 
-    def _send(self, command: str) -> None:
-        for worker in self._workers:
+    def _ask(self, commands: list[Any]) -> list[Any]:
+        """Tells each worker something of its own, and takes what each answers."""
+        with self._turn:
+            return self._exchange(commands)
+
+    def _exchange(self, commands: list[Any], actions: np.ndarray | None = None) -> list[Any]:
+        if self._closed:
+            raise EnvError(f"{self._name}: its workers have ended")
+        try:
+            if actions is not None:
+                self._records["action"][:] = actions
+            self._send(commands)
+            return self._receive()
+        except BaseException:
+            # Some have answered and others have not: they cannot go on together.
+            self._end()
+            raise
+
+    def _send(self, commands: list[Any]) -> None:
+        for worker, command in zip(self._workers, commands, strict=True):
             # What became of one that has ended is read afterwards.
             with suppress(OSError):
                 worker.pipe.send(command)
 
-    def _receive(self) -> None:
+    def _receive(self) -> list[Any]:
         """Waits for every answer; raises at the first worker that fails."""
-        left = {worker.title for worker in self._workers}
-        while left:
+        answers: dict[str, Any] = {}
+        while len(answers) < len(self._workers):
             ready = self._selector.select(_LOOK_SECONDS)
             for key, _ in ready:
-                self._take(key.data)
-                left.discard(key.data.title)
+                answers[key.data.title] = self._take(key.data)
             if not ready:
                 # The pipe of a dead worker stays open where a process it forked lives on.
                 for worker in self._workers:
                     if worker.process.poll() is not None:
                         raise self._death(worker)
+        return [answers[worker.title] for worker in self._workers]
 
-    def _take(self, worker: _Worker) -> None:
+    def _take(self, worker: _Worker) -> Any:
         try:
-            failure = worker.pipe.recv()
+            failure, answer = worker.pipe.recv()
         except (EOFError, OSError):
             raise self._death(worker) from None
         if failure is not None:
@@ -245,6 +269,7 @@ class _Workers:
             error = EnvError(f"{worker.title}: {message}")
             error.add_note(f"In the worker: {where}")
             raise error
+        return answer
 
     def _death(self, worker: _Worker) -> EnvError:
         if self._closed:
@@ -315,7 +340,7 @@ def serve(pipe_descriptor: int, memory: int) -> None:
         message = str(error) if known else f"{type(error).__name__}: {error}"
         # Nobody listens any more if this process is to end.
         with suppress(OSError):
-            pipe.send((message, traceback.format_exc()))
+            pipe.send(((message, traceback.format_exc()), None))
 
 
 def _end_with_parent() -> None:
@@ -333,7 +358,17 @@ def _play(task: _Task, records: np.ndarray, pipe: Connection) -> None:
     if not isinstance(envs, HostEnvs):
         raise EnvError("a worker finds another environment of that name")
     env = envs.make(task.part, task.seed)
-    while (command := pipe.recv()) != "close":
+    while (told := pipe.recv())[0] != "close":
+        command, state = told
+        if command == "save":
+            pipe.send((None, None if env.save is None else env.save()))
+            continue
+        if command == "load":
+            if env.load is None:
+                raise EnvError("its environment cannot be brought back")
+            env.load(state)
+            pipe.send((None, None))
+            continue
         timestep = env.reset() if command == "reset" else env.step(records["action"].copy())
         for field in TimeStep._fields[:4]:
             given, room = np.asarray(getattr(timestep, field)), records[field]
@@ -343,5 +378,5 @@ def _play(task: _Task, records: np.ndarray, pipe: Connection) -> None:
                     f"the spec says {room.dtype}{list(room.shape)}"
                 )
             room[...] = given
-        pipe.send(None)
+        pipe.send((None, None))
     env.close()

@@ -18,7 +18,6 @@ from muesli.envs.base import JaxEnv, auto_reset_step
 from muesli.runners.learner import init_ring, make_learn
 from muesli.runners.parts import Parts
 from muesli.types import (
-    AgentState,
     Array,
     EpisodeState,
     Metrics,
@@ -45,12 +44,27 @@ class Anakin(NamedTuple):
     """The loop as pure functions of a RunState.
 
     init(key) -> RunState; warm_up(RunState) collects one chunk without training;
-    iterate(RunState, n) -> (RunState, metrics averaged over n iterations, FinishedEpisodes [n]).
+    iterate(RunState, n) -> (RunState, metrics averaged over n iterations, FinishedEpisodes [n]);
+    iterate_some(RunState, n, most) -> (RunState, Some [most]): n may be traced, and the numbers are
+    the same however a run is cut.
     """
 
     init: Callable[[PRNGKey], RunState]
     warm_up: Callable[[RunState], tuple[RunState, FinishedEpisodes]]
     iterate: Callable[[RunState, int], tuple[RunState, Metrics, FinishedEpisodes]]
+    iterate_some: Callable[[RunState, Array | int, int], tuple[RunState, Some]]
+
+
+class Some(NamedTuple):
+    """What up to ``most`` iterations brought. metrics: each [most]; episodes: FinishedEpisodes
+    [most]; strange: [most] bool, where an environment gave what is not finite; skipped: the batch
+    of the newest update that was skipped, [B, T + 1] (zeros if there was none).
+    """
+
+    metrics: Metrics
+    episodes: FinishedEpisodes
+    strange: Array
+    skipped: Trajectory
 
 
 def make_anakin(parts: Parts) -> Anakin:
@@ -127,16 +141,22 @@ def make_anakin(parts: Parts) -> Anakin:
         )
         return state, Trajectory(records, start), finished
 
-    def train(state: RunState, chunk: Trajectory) -> tuple[RunState, Metrics]:
+    def train(
+        state: RunState, chunk: Trajectory, skipped: Trajectory
+    ) -> tuple[RunState, Metrics, Trajectory]:
         """Each online sequence once, in ``updates`` batches."""
 
-        def one_update(agent_state: AgentState, batch_of: PyTree) -> tuple[AgentState, Metrics]:
-            fresh, lag = batch_of
-            return learn(agent_state, state.replay, fresh, state.key, lag)
+        def one_update(carry: PyTree, batch_of: PyTree) -> tuple[PyTree, Metrics]:
+            (agent_state, skipped), (fresh, lag) = carry, batch_of
+            agent_state, metrics, batch = learn(agent_state, state.replay, fresh, state.key, lag)
+            skipped = jax.lax.cond(metrics["update_skipped"] > 0, lambda: batch, lambda: skipped)
+            return (agent_state, skipped), metrics
 
         slices = jax.tree.map(lambda x: x.reshape((updates, online, *x.shape[1:])), chunk)
-        agent_state, metrics = jax.lax.scan(one_update, state.agent, (slices, jnp.arange(updates)))
-        return state._replace(agent=agent_state), jax.tree.map(jnp.mean, metrics)
+        carry, metrics = jax.lax.scan(
+            one_update, (state.agent, skipped), (slices, jnp.arange(updates))
+        )
+        return state._replace(agent=carry[0]), jax.tree.map(jnp.mean, metrics), carry[1]
 
     def store(state: RunState, chunk: Trajectory) -> RunState:
         if state.replay is None:
@@ -147,18 +167,46 @@ def make_anakin(parts: Parts) -> Anakin:
         state, chunk, finished = collect(state)
         return store(state, chunk), finished
 
+    @jax.jit  # so that it is traced once, for its shapes and for the loop
+    def one_iteration(state: RunState, skipped: Trajectory) -> tuple[RunState, Some]:
+        state, chunk, finished = collect(state)
+        # Stored first: the chunk before this one now has its bootstrap record in the ring.
+        state = store(state, chunk)
+        state, metrics, skipped = train(state, chunk, skipped)
+        seen = chunk.transitions.observation, chunk.transitions.reward
+        return state, Some(metrics, finished, ~all_finite(seen), skipped)
+
+    def no_batch(state: RunState) -> Trajectory:
+        chunk = jax.eval_shape(lambda s: collect(s)[1], state)
+        size = config.batch.batch_sequences
+        return jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), chunk)
+
+    def iterate_some(state: RunState, n: Array | int, most: int) -> tuple[RunState, Some]:
+        none = no_batch(state)
+        shapes = jax.eval_shape(one_iteration, state, none)[1]
+        room = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes[:3])
+
+        def body(i: Array, carry: PyTree) -> PyTree:
+            state, room, skipped = carry
+            state, some = one_iteration(state, skipped)
+            room = jax.tree.map(lambda all_, x: all_.at[i].set(x), room, some[:3])
+            return state, room, some.skipped
+
+        state, room, skipped = jax.lax.fori_loop(0, n, body, (state, room, none))
+        metrics, episodes, strange = room
+        return state, Some(metrics, episodes, strange, skipped)
+
     def iterate(state: RunState, n: int) -> tuple[RunState, Metrics, FinishedEpisodes]:
-        def body(state: RunState, _: None) -> tuple[RunState, PyTree]:
-            state, chunk, finished = collect(state)
-            # Stored first: the chunk before this one now has its bootstrap record in the ring.
-            state = store(state, chunk)
-            state, metrics = train(state, chunk)
-            return state, (metrics, finished)
+        state, some = iterate_some(state, n, n)
+        return state, jax.tree.map(jnp.mean, some.metrics), some.episodes
 
-        state, (metrics, finished) = jax.lax.scan(body, state, None, length=n)
-        return state, jax.tree.map(jnp.mean, metrics), finished
+    return Anakin(init, warm_up, iterate, iterate_some)
 
-    return Anakin(init, warm_up, iterate)
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether every number of a tree is finite: [] bool."""
+    numbers = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
 
 
 def _count(

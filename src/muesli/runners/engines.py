@@ -6,51 +6,82 @@ call of the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from muesli.checkpoint import RingView
 from muesli.config import ConfigError
 from muesli.envs.base import slot_seeds
-from muesli.replay import truncate
+from muesli.runners.actors import Arrays, Chunk
 from muesli.runners.anakin import FinishedEpisodes, make_anakin
+from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.memory import check_memory, compiled_bytes
 from muesli.runners.parts import Parts
-from muesli.runners.sebulba import Chunk, Sebulba, SebulbaState, mean_metrics
+from muesli.runners.ringview import Place, read_ring, ring_view
+from muesli.runners.sebulba import Sebulba, SebulbaState
 from muesli.types import AgentState, PyTree, RunState
 
 Episodes = list[dict[str, Any]]
+Stop = Callable[[], bool]
+
+# Inside JAX, a run looks for signals about this often.
+_PIECE_SECONDS = 0.5
+_PENDING = "pending/"
+
+
+def _never() -> bool:
+    return False
 
 
 class Advance(NamedTuple):
-    """What one call brought, for each seed. metrics: numbers by name; episodes: those that ended,
-    as rows of ``episodes.jsonl``.
+    """What was done since the last one, for each seed. metrics: numbers by name, or None where the
+    call was left unfinished; episodes: those that ended, as rows of ``episodes.jsonl``; iterations:
+    how many.
     """
 
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]] | None
     episodes: list[Episodes]
+    iterations: int
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint holds. tree: shaped like ``template()``, the ring aside; extras: arrays by
+    name, of shapes that only the run knows; ring: the replay ring, or None.
+    """
+
+    tree: PyTree
+    extras: dict[str, np.ndarray]
+    ring: RingView | None
 
 
 class Engine(Protocol):
     """One run under way.
 
     start(parameters) begins afresh, from new parameters or another run's AgentState, fills the ring
-    and returns the episodes of that; advance() is one call; agent(k) is seed k's AgentState;
-    updates() counts those made so far;
-    snapshot(k) is what a checkpoint holds, shaped like template(); restore(snapshot) goes on from
-    one and returns a remark for the user, or None.
+    and returns the episodes of that. advance(stop) is one call of the schedule, or the rest of one;
+    it looks at ``stop`` often and leaves the call unfinished if it must; end_call() makes the next
+    advance another call. agent(k) is seed k's AgentState; updates() counts those made so far;
+    counters(k) are numbers of the whole run for each row.
+    snapshot(k) is what a checkpoint holds, its tree shaped like template(); read_ring(tree, load)
+    reads the ring that belongs to it; restore(tree, extras, ring) goes on from them and returns
+    remarks for the user.
     """
 
     def start(self, parameters: AgentState | None) -> list[Episodes]: ...
-    def advance(self) -> Advance: ...
+    def advance(self, stop: Stop = ...) -> Advance: ...
+    def end_call(self) -> None: ...
     def agent(self, k: int) -> AgentState: ...
     def updates(self) -> int: ...
-    def snapshot(self, k: int) -> PyTree: ...
+    def counters(self, k: int) -> dict[str, Any]: ...
+    def snapshot(self, k: int) -> Snapshot: ...
     def template(self) -> PyTree: ...
-    def restore(self, snapshot: PyTree) -> str | None: ...
+    def read_ring(self, tree: PyTree, load: Callable[[RingView, Place], None]) -> PyTree: ...
+    def restore(self, tree: PyTree, extras: Arrays, ring: PyTree) -> list[str]: ...
     def close(self) -> None: ...
 
 
@@ -78,13 +109,18 @@ class AnakinEngine:
 
     def __init__(self, parts: Parts, seeds: Sequence[int]):
         self.parts, self.seeds, self.iterations = parts, seeds, 0
+        # Metrics of the call under way, [iterations] (with several seeds: [seeds, iterations]).
+        self._pending: Arrays = {}
+        self._piece = 1
         anakin = make_anakin(parts)
         per_call = parts.schedule.per_call
         over_seeds = jax.vmap if len(seeds) > 1 else (lambda f: f)
         self._init = jax.jit(over_seeds(anakin.init))
         self._warm_up = jax.jit(over_seeds(anakin.warm_up), donate_argnums=0)
+        several = len(seeds) > 1
+        some = lambda state, n: anakin.iterate_some(state, n, per_call)  # noqa: E731
         self._iterate = jax.jit(
-            over_seeds(lambda state: anakin.iterate(state, per_call)), donate_argnums=0
+            jax.vmap(some, in_axes=(0, None)) if several else some, donate_argnums=0
         )
 
     def start(self, parameters: AgentState | None) -> list[Episodes]:
@@ -105,15 +141,54 @@ class AnakinEngine:
             episodes = [a + b for a, b in zip(episodes, rows, strict=True)]
         return episodes
 
-    def advance(self) -> Advance:
-        self.state, metrics, finished = self._iterate(self.state)
-        metrics = jax.device_get(metrics)
+    def advance(self, stop: Stop = _never) -> Advance:
+        episodes: list[Episodes] = [[] for _ in self.seeds]
+        per_call, before = self.parts.schedule.per_call, self.iterations
+        while (left := per_call - self._done()) > 0 and not stop():
+            n, began = min(self._piece, left), time.monotonic()
+            self.state, some = self._iterate(self.state, n)
+            fetched = jax.device_get(some._replace(skipped=None))
+            seconds = time.monotonic() - began
+            self._piece = max(1, min(2 * n, int(n * _PIECE_SECONDS / max(seconds, 1e-9))))
+            self._pending = {
+                name: np.concatenate([self._pending.get(name, x[..., :0]), x[..., :n]], axis=-1)
+                for name, x in fetched.metrics.items()
+            }
+            rows = self._rows(self._first(fetched.episodes, n))
+            episodes = [a + b for a, b in zip(episodes, rows, strict=True)]
+            self._look_for_faults(fetched.strange, some.skipped)
+        if self._done() < per_call:
+            return Advance(None, episodes, self.iterations - before)
+        means = {name: np.mean(x, axis=-1) for name, x in self._pending.items()}
         several = len(self.seeds) > 1
         each = [
-            {name: value[k] if several else value for name, value in metrics.items()}
+            {name: value[k] if several else value for name, value in means.items()}
             for k in range(len(self.seeds))
         ]
-        return Advance(each, self._rows(finished))
+        return Advance(each, episodes, self.iterations - before)
+
+    def _done(self) -> int:
+        """Iterations of the call under way."""
+        return next((x.shape[-1] for x in self._pending.values()), 0)
+
+    def _first(self, finished: FinishedEpisodes, n: int) -> FinishedEpisodes:
+        """The first ``n`` of [(seeds,) most, T, E]."""
+        several = len(self.seeds) > 1
+        return jax.tree.map(lambda x: x[:, :n] if several else x[:n], finished)
+
+    def _look_for_faults(self, strange: np.ndarray, skipped: PyTree) -> None:
+        if strange.any():
+            raise ActorError(
+                f"{self.parts.config.env.name} gave an observation or a reward that is not finite"
+            )
+        in_a_row = np.atleast_1d(np.asarray(self.state.agent.faults.in_a_row))
+        limit = self.parts.config.optimiser.max_skipped_updates
+        if (in_a_row >= limit).any():
+            k = int(np.argmax(in_a_row >= limit))
+            raise NotFiniteError(limit, self.updates(), lambda: self._one(skipped, k), k)
+
+    def end_call(self) -> None:
+        self._pending = {}
 
     def _rows(self, finished: FinishedEpisodes) -> list[Episodes]:
         """The episodes that ended in a call, in order. finished: [(seeds,) n, T, E]."""
@@ -147,14 +222,29 @@ class AnakinEngine:
     def updates(self) -> int:
         return int(np.asarray(self.state.agent.step).flat[0])
 
-    def snapshot(self, k: int) -> RunState:
-        return self._one(self.state, k)
+    def counters(self, k: int) -> dict[str, Any]:
+        return {"updates_skipped": int(self._one(self.state.agent.faults.skipped, k))}
+
+    def snapshot(self, k: int) -> Snapshot:
+        several, replay = len(self.seeds) > 1, self.state.replay
+        ring = None if replay is None else ring_view(replay, k if several else None)
+        state = self.state._replace(replay=None if replay is None else replay.written)
+        pending = {_PENDING + n: x[k] if several else x for n, x in self._pending.items()}
+        return Snapshot(self._one(state, k), pending, ring)
 
     def template(self) -> RunState:
-        return jax.eval_shape(self._init, jax.random.key(0))
+        return without_ring(jax.eval_shape(self._init, jax.random.key(0)))
 
-    def restore(self, snapshot: RunState) -> None:
-        self.state, self.iterations = snapshot, int(snapshot.iteration)
+    def read_ring(self, tree: RunState, load: Callable[[RingView, Place], None]) -> PyTree:
+        if tree.replay is None:
+            return None
+        empty = jax.jit(lambda key: self._init(key).replay)(jax.random.key(0))
+        return read_ring(empty, tree.replay, load)
+
+    def restore(self, tree: RunState, extras: Arrays, ring: PyTree) -> list[str]:
+        self.state, self.iterations = tree._replace(replay=ring), int(tree.iteration)
+        self._pending = pending_in(extras)
+        return []
 
     def close(self) -> None:
         pass
@@ -170,10 +260,13 @@ class SebulbaEngine:
     def __init__(self, parts: Parts, seed: int):
         self.parts, self.seed = parts, seed
         self.sebulba = Sebulba(parts, seed)
+        self._pending: Arrays = {}
         check_memory(self.sebulba)
 
-    def _prepare(self, env_seed: int | None = None) -> None:
-        self.sebulba.prepare(env_seed)
+    def _prepare(
+        self, env_seed: int | None = None, saved: list[Arrays | None] | None = None
+    ) -> None:
+        self.sebulba.prepare(env_seed, saved)
         plan = check_memory(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
         if jax.default_backend() != "cpu":
             print(plan.describe(), flush=True)  # noqa: T201
@@ -192,19 +285,39 @@ class SebulbaEngine:
             chunks += self.sebulba.collect_iteration()
         return [row for chunk in chunks for row in chunk.episodes]
 
-    def advance(self) -> Advance:
-        metrics, chunks, waited = [], [], 0.0
-        for _ in range(self.parts.schedule.per_call):
+    def advance(self, stop: Stop = _never) -> Advance:
+        chunks, waited = list[Chunk](), 0.0
+        schedule = self.parts.schedule
+        per_call = schedule.per_call * schedule.updates_per_iteration
+        while self._done() < per_call and not stop():
             rows, taken, seconds = self.sebulba.train_iteration()
-            metrics += rows
+            fetched: list[dict[str, Any]] = jax.device_get(rows)
+            self._pending = {
+                name: np.concatenate(
+                    [self._pending.get(name, np.zeros(0, np.float32)), [r[name] for r in fetched]]
+                ).astype(np.float32)
+                for name in fetched[0]
+            }
             chunks += taken
             waited += seconds
-        row: dict[str, Any] = mean_metrics(metrics)
-        steps = len(chunks) * self.parts.config.batch.sequence_length
-        row["learner_waited_seconds"] = waited
-        row["env_step_seconds"] = sum(c.env_seconds for c in chunks) / steps
-        row["act_seconds"] = sum(c.act_seconds for c in chunks) / steps
-        return Advance([row], [[e for chunk in chunks for e in chunk.episodes]])
+        episodes = [[e for chunk in chunks for e in chunk.episodes]]
+        iterations = len(chunks) // self.sebulba.groups
+        if self._done() < per_call:
+            return Advance(None, episodes, iterations)
+        row: dict[str, Any] = {name: float(np.mean(x)) for name, x in self._pending.items()}
+        if chunks:
+            steps = len(chunks) * self.parts.config.batch.sequence_length
+            row["learner_waited_seconds"] = waited
+            row["env_step_seconds"] = sum(c.env_seconds for c in chunks) / steps
+            row["act_seconds"] = sum(c.act_seconds for c in chunks) / steps
+        return Advance([row], episodes, iterations)
+
+    def _done(self) -> int:
+        """Updates of the call under way."""
+        return next((len(x) for x in self._pending.values()), 0)
+
+    def end_call(self) -> None:
+        self._pending = {}
 
     def agent(self, k: int) -> AgentState:
         return self.sebulba.state.agent
@@ -212,28 +325,71 @@ class SebulbaEngine:
     def updates(self) -> int:
         return self.sebulba.published.update
 
-    def snapshot(self, k: int) -> SebulbaState:
-        state = self.sebulba.state
-        return state if self.parts.config.log.save_replay else state._replace(replay=None)
+    def counters(self, k: int) -> dict[str, Any]:
+        skipped = int(self.sebulba.state.agent.faults.skipped)
+        return {"updates_skipped": skipped, "env_restarts": self.sebulba.restarts}
+
+    def snapshot(self, k: int) -> Snapshot:
+        state, config = self.sebulba.state, self.parts.config
+        extras = {_PENDING + name: x for name, x in self._pending.items()}
+        extras["restarts"] = np.array(self.sebulba.restarts, np.int64)
+        replay = state.replay if config.log.save_replay else None
+        if config.actors.lockstep and (config.log.save_replay or state.replay is None):
+            # Between two iterations every group waits for leave to collect the next chunk.
+            groups = [actor.save() for actor in self.sebulba.actors]
+            for index, group in enumerate(groups):
+                extras |= {f"group-{index}/{name}": x for name, x in (group or {}).items()}
+        ring = None if replay is None else ring_view(replay)
+        return Snapshot(
+            state._replace(replay=None if replay is None else replay.written), extras, ring
+        )
 
     def template(self) -> SebulbaState:
-        state = jax.eval_shape(self.sebulba.init, self.sebulba.key)
+        state = without_ring(jax.eval_shape(self.sebulba.init, self.sebulba.key))
         return state if self.parts.config.log.save_replay else state._replace(replay=None)
 
-    def restore(self, snapshot: SebulbaState) -> str:
-        # Other episodes than those the run began with.
-        step = int(snapshot.agent.step)
-        self._prepare(int(slot_seeds(range(step, step + 1), self.seed)[0]))
-        remark = "episodes under way were not saved and begin anew"
-        if snapshot.replay is not None:
-            self.sebulba.start(snapshot._replace(replay=truncate(snapshot.replay)))
-            return remark
-        ring = jax.jit(lambda key: self.sebulba.init(key).replay)(self.sebulba.key)
-        self.sebulba.start(snapshot._replace(replay=ring))
-        if ring is not None:
+    def _empty_ring(self) -> PyTree:
+        return jax.jit(lambda key: self.sebulba.init(key).replay)(self.sebulba.key)
+
+    def read_ring(self, tree: SebulbaState, load: Callable[[RingView, Place], None]) -> PyTree:
+        return None if tree.replay is None else read_ring(self._empty_ring(), tree.replay, load)
+
+    def restore(self, tree: SebulbaState, extras: Arrays, ring: PyTree) -> list[str]:
+        groups = []
+        for index in range(self.sebulba.groups):
+            start = f"group-{index}/"
+            own = {n[len(start) :]: x for n, x in extras.items() if n.startswith(start)}
+            groups.append(own or None)
+        # For groups that begin anew: other episodes than those the run began with.
+        step = int(tree.agent.step)
+        self._prepare(int(slot_seeds(range(step, step + 1), self.seed)[0]), groups)
+        self._pending, self.sebulba.restarts = pending_in(extras), int(extras["restarts"])
+        fills = ring is None and jax.eval_shape(self._empty_ring) is not None
+        self.sebulba.start(tree._replace(replay=self._empty_ring() if fills else ring), True)
+        remarks = []
+        if not all(groups):
+            remarks.append("episodes under way were not saved and begin anew")
+        for actor in self.sebulba.actors:
+            if actor.anew_because is not None:
+                remarks.append(
+                    f"the episodes of environment group {actor.index} begin anew: "
+                    f"{actor.anew_because}"
+                )
+        if fills:
+            remarks.append("the replay was not saved and fills anew")
             self._fill()
-            remark += "; the replay was not saved and fills anew"
-        return remark
+        return remarks
 
     def close(self) -> None:
         self.sebulba.close()
+
+
+def without_ring(state: Any) -> Any:
+    """A run's state, or its shapes, with no more of the ring than how much was written to it."""
+    return state._replace(replay=None if state.replay is None else state.replay.written)
+
+
+def pending_in(extras: Arrays) -> Arrays:
+    """The metrics of a call that a checkpoint was saved in the middle of."""
+    start = len(_PENDING)
+    return {name[start:]: x for name, x in extras.items() if name.startswith(_PENDING)}

@@ -16,16 +16,13 @@ from muesli.agent import Acting
 from muesli.distributions import Policy
 from muesli.envs import make as make_env
 from muesli.envs.adapter import on_host
-from muesli.envs.base import HostEnvs, JaxEnv
+from muesli.envs.base import HostEnvs, JaxEnv, refuse_not_finite
 from muesli.runners.evaluate import Evaluation
+from muesli.runners.faults import ActorError
 from muesli.runners.parts import Parts
 from muesli.types import ActorState, Array, PRNGKey, PyTree, StepType, TimeStep, is_first
 
 Act = Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
-
-
-class ActorError(RuntimeError):
-    """Environments failed; the cause is attached."""
 
 
 class Memory(NamedTuple):
@@ -71,9 +68,18 @@ def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, 
 
 
 def evaluate_on_host(
-    parts: Parts, act: Act, acting: Acting, episodes: int, seed: int, max_steps: int = 30_000
-) -> Evaluation:
-    """Plays ``episodes`` copies of the environment for one episode each; all of them count."""
+    parts: Parts,
+    act: Act,
+    acting: Acting,
+    episodes: int,
+    seed: int,
+    max_steps: int = 30_000,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Plays ``episodes`` copies of the environment for one episode each; all of them count.
+
+    None if ``stop`` says so in the middle of it.
+    """
 
     @jax.jit
     def choose(
@@ -93,6 +99,8 @@ def evaluate_on_host(
         done = np.zeros(episodes, bool)
         timestep = _ask(env.reset, env_config.name)
         for now in range(max_steps):
+            if stop():
+                return None
             action, memory = choose(acting, memory, timestep, key, np.int32(now))
             timestep = _ask(partial(env.step, np.asarray(action)), env_config.name)
             returns += np.where(done, 0.0, timestep.reward)
@@ -107,6 +115,8 @@ def evaluate_on_host(
 
 def _ask(call: Callable[[], TimeStep], name: str) -> TimeStep:
     try:
-        return call()
+        timestep = call()
+        refuse_not_finite(name, range(len(timestep.reward)), timestep)
+        return timestep
     except Exception as error:
         raise ActorError(f"{name} failed in an evaluation: {error}") from error

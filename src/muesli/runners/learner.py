@@ -13,17 +13,20 @@ from muesli.agent import Agent
 from muesli.config import Config
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
 
-Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], tuple[AgentState, Metrics]]
+Learnt = tuple[AgentState, Metrics, Trajectory]
+Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], Learnt]
 
 
 def make_learn(agent: Agent, config: Config) -> Learn:
-    """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag)."""
+    """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag); it also
+    answers with the batch it trained on, [B, T + 1].
+    """
     batch, stack = config.batch, config.env.frame_stack
     updates_per_chunk = config.env.num_envs // batch.online_sequences
 
     def learn(
         state: AgentState, replay: PyTree, fresh: Trajectory, run_key: PRNGKey, lag: Array
-    ) -> tuple[AgentState, Metrics]:
+    ) -> Learnt:
         key = keys.update_key(run_key, state.step)
         sample_key, update_key = jax.random.split(key)
         sequences, metrics = fresh, dict[str, Array]()
@@ -35,7 +38,7 @@ def make_learn(agent: Agent, config: Config) -> Learn:
             metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
         state, update_metrics = agent.update(agent.observe(state, fresh), sequences, update_key)
         metrics["policy_lag_updates"] = jnp.asarray(lag, jnp.float32)
-        return state, metrics | update_metrics
+        return state, metrics | update_metrics, sequences
 
     return learn
 

@@ -17,6 +17,7 @@ from muesli.distributions import Categorical, Policy
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
+from muesli.runners.export import exported_config
 from muesli.runners.host import Memory, evaluate_on_host, initial_memory, remember
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import read_config
@@ -83,7 +84,9 @@ class Player:
         else:
             act = make_act(self.parts.spec, self.parts.network, self.config, act_with, greedy)
         if isinstance(self.env, HostEnvs):
-            return evaluate_on_host(self.parts, act, acting, episodes, seed)
+            played = evaluate_on_host(self.parts, act, acting, episodes, seed)
+            assert played is not None  # nobody stops it
+            return played
         run = make_evaluate(
             self.env,
             act,
@@ -118,7 +121,9 @@ class Player:
 
 
 def load(run_dir: str | Path, best: bool = False) -> Player:
-    """The agent of a run: at its newest good checkpoint, or at its best evaluation."""
+    """The agent of a run, at its newest good checkpoint or its best evaluation; or of a file that
+    ``muesli export`` wrote.
+    """
     path = Path(run_dir)
-    parts = build(read_config(path))
+    parts = build(exported_config(path) if path.is_file() else read_config(path))
     return Player(parts, load_agent_state(path, parts, best))

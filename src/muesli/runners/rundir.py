@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import typing
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 
 import muesli
-from muesli.config import Config, ConfigError
+from muesli.config import Config, ConfigError, validate
 
 
 class RunDirectory:
@@ -41,6 +42,7 @@ class RunDirectory:
             )
         directory = cls(path, lock)
         directory.forget()  # what a run left that was killed before its first checkpoint
+        shutil.rmtree(directory.checkpoints, ignore_errors=True)
         _write_json(path / "config.json", dataclasses.asdict(config))
         _write_json(path / "run.json", describe_machine())
         return directory
@@ -85,12 +87,21 @@ def read_config(path: Path) -> Config:
         raise ConfigError(f"run_dir: {file} cannot be read ({error})") from error
 
 
-def config_from_json(values: dict[str, Any]) -> Config:
-    """A Config from the object ``dataclasses.asdict`` made of one."""
-    return _from_dict(Config, values, "")
+def config_from_json(values: Any) -> Config:
+    """A Config from the object ``dataclasses.asdict`` made of one; anything else is refused."""
+    config = _from_dict(Config, values, "")
+    try:
+        validate(config)
+    except TypeError as error:
+        raise ConfigError(
+            f"configuration: a field is of another type than it has ({error})"
+        ) from error
+    return config
 
 
-def _from_dict(cls: Any, values: dict[str, Any], where: str) -> Any:
+def _from_dict(cls: Any, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where or 'configuration'}: must be an object of fields")
     hints = typing.get_type_hints(cls)
     unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
     if unknown:

@@ -13,9 +13,7 @@ a time, and the actions that were asked for in the meantime are computed before 
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,284 +23,16 @@ import numpy as np
 from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Acting
-from muesli.envs.base import HostEnv
-from muesli.runners.host import ActorError, Memory, host_envs, initial_memory, remember
+from muesli.envs.base import EnvError
+from muesli.runners.actors import ActorGroup, Arrays, Chunk, Failure, Published, Ticket
+from muesli.runners.collector import Collector, make_collector
+from muesli.runners.faults import ActorError, NotFiniteError
+from muesli.runners.host import host_envs
 from muesli.runners.learner import init_ring, make_learn
 from muesli.runners.parts import Parts
-from muesli.types import (
-    AgentState,
-    Array,
-    Metrics,
-    PRNGKey,
-    PyTree,
-    StepType,
-    TimeStep,
-    Trajectory,
-    Transition,
-)
+from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, TimeStep, Trajectory
 
 _STARTING_TIMEOUTS = 10  # copies of an environment may take this many step timeouts to start
-
-
-class _Stopped(Exception):
-    """The run is over: a group leaves its chunk unfinished."""
-
-
-# --- on the device --------------------------------------------------------------------------
-
-
-class Carry(NamedTuple):
-    """A group between two steps, on the device. records: Transition [E, T + 1], the chunk being
-    built; start: the ActorState at its first record; memory: Memory [E]; seen: what acts next.
-    """
-
-    records: Transition
-    start: PyTree
-    memory: Memory
-    seen: TimeStep
-
-
-class Collector(NamedTuple):
-    """How a group builds a chunk, as pure functions.
-
-    begin(timestep) -> Carry; act(acting, key, slots, carry, step, t) -> (actions [E], Carry);
-    advance(acting, key, slots, carry, timestep, step, t): takes in what came of record t − 1, then
-    acts; finish(carry, timestep) -> (Trajectory [E, T + 1], Carry of the next chunk).
-    """
-
-    begin: Callable[[TimeStep], Carry]
-    act: Callable[..., tuple[Array, Carry]]
-    advance: Callable[..., tuple[Array, Carry]]
-    finish: Callable[[Carry, TimeStep], tuple[Trajectory, Carry]]
-
-
-def make_collector(parts: Parts, group_size: int) -> Collector:
-    """The collector of a group of ``group_size`` environments."""
-    agent, length = parts.agent, parts.config.batch.sequence_length
-
-    def empty(memory: Memory, seen: TimeStep) -> Transition:
-        example = jax.eval_shape(
-            lambda: agent.act(
-                agent.acting(agent.init(jax.random.key(0))),
-                seen,
-                memory.actors,
-                jax.random.split(jax.random.key(0), group_size),
-            )
-        )
-        one = Transition(
-            seen.observation, example[0], example[1], seen.reward, seen.discount,
-            seen.step_type, seen.legal_actions,
-        )  # fmt: skip
-        return jax.tree.map(
-            lambda x: jnp.zeros((x.shape[0], length + 1, *x.shape[1:]), x.dtype), one
-        )
-
-    def put(buffer: Array, x: Array, t: Array | int) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(buffer, x.astype(buffer.dtype), t, axis=1)
-
-    def put_seen(records: Transition, seen: TimeStep, t: Array | int) -> Transition:
-        observation, legal_actions = jax.tree.map(
-            lambda b, x: put(b, x, t),
-            (records.observation, records.legal_actions),
-            (seen.observation, seen.legal_actions),
-        )
-        return records._replace(
-            observation=observation,
-            legal_actions=legal_actions,
-            step_type=put(records.step_type, seen.step_type, t),
-        )
-
-    def begin(timestep: TimeStep) -> Carry:
-        memory, seen = remember(parts, initial_memory(parts, group_size), timestep)
-        records = put_seen(empty(memory, seen), seen, 0)
-        return Carry(records, memory.actors, memory, seen)
-
-    def take_in(carry: Carry, timestep: TimeStep, t: Array | int) -> Carry:
-        memory, seen = remember(parts, carry.memory, timestep)
-        records = put_seen(carry.records, seen, t)
-        records = records._replace(
-            reward=put(records.reward, seen.reward, t - 1),
-            discount=put(records.discount, seen.discount, t - 1),
-        )
-        return Carry(records, carry.start, memory, seen)
-
-    def act(
-        acting: Acting, key: PRNGKey, slots: Array, carry: Carry, step: Array, t: Array
-    ) -> tuple[Array, Carry]:
-        act_keys = keys.act_keys(key, slots, step)
-        action, behaviour, actors = agent.act(acting, carry.seen, carry.memory.actors, act_keys)
-        records = carry.records._replace(
-            action=put(carry.records.action, action, t),
-            behaviour=jax.tree.map(lambda b, x: put(b, x, t), carry.records.behaviour, behaviour),
-        )
-        memory = carry.memory._replace(actors=actors)
-        return action, carry._replace(records=records, memory=memory)
-
-    def advance(
-        acting: Acting,
-        key: PRNGKey,
-        slots: Array,
-        carry: Carry,
-        timestep: TimeStep,
-        step: Array,
-        t: Array,
-    ) -> tuple[Array, Carry]:
-        return act(acting, key, slots, take_in(carry, timestep, t), step, t)
-
-    def finish(carry: Carry, timestep: TimeStep) -> tuple[Trajectory, Carry]:
-        carry = take_in(carry, timestep, length)
-        fresh = put_seen(jax.tree.map(jnp.zeros_like, carry.records), carry.seen, 0)
-        after = Carry(fresh, carry.memory.actors, carry.memory, carry.seen)
-        return Trajectory(carry.records, carry.start), after
-
-    return Collector(begin, act, advance, finish)
-
-
-# --- in threads -----------------------------------------------------------------------------
-
-
-class Ticket(NamedTuple):
-    """Leave to collect one chunk: with these parameters, or (None) with the newest at each step."""
-
-    published: Published | None
-
-
-class Published(NamedTuple):
-    """Parameters to act with. update: how many updates made them."""
-
-    update: int
-    acting: Acting
-
-
-class Chunk(NamedTuple):
-    """What a group delivers. trajectory: [E, T + 1], on the device; update: mean number of updates
-    its actors' parameters had seen; episodes: those that ended in it; env_seconds, act_seconds: in
-    its environments, and waiting for actions.
-    """
-
-    group: int
-    trajectory: Trajectory | None
-    update: float
-    episodes: list[dict[str, Any]]
-    env_seconds: float
-    act_seconds: float
-
-
-class Failure(NamedTuple):
-    """A group that cannot go on."""
-
-    group: int
-    error: BaseException
-
-
-class ActorGroup:
-    """One thread, its environments and the chunk it is building."""
-
-    def __init__(
-        self,
-        index: int,
-        parts: Parts,
-        newest: Callable[[], Published],
-        chunks: queue.SimpleQueue[Chunk | Failure],
-        key: PRNGKey,
-        env_seed: int,
-    ):
-        config = parts.config
-        size = config.env.num_envs // config.actors.groups
-        self.index, self.parts = index, parts
-        self.newest, self.chunks, self.key, self.env_seed = newest, chunks, key, env_seed
-        self.stopping = threading.Event()
-        # Both are set before the first ticket is handed out; the functions are compiled.
-        self.functions: Collector
-        self.step: int
-        self.slots = range(index * size, (index + 1) * size)
-        self.tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
-        self.waiting_since: float | None = None
-        self.started = False
-        self.env: HostEnv | None = None
-        self._totals, self._lengths = np.zeros(size), np.zeros(size, np.int64)
-        self._slot_array = jnp.arange(self.slots.start, self.slots.stop)
-        self.thread = threading.Thread(target=self._run, name=f"actors-{index}", daemon=True)
-
-    def _run(self) -> None:
-        try:
-            self.waiting_since = time.monotonic()
-            env = self.env = host_envs(self.parts.env).make(self.slots, self.env_seed)
-            timestep = env.reset()
-            self.waiting_since = None
-            self.started = True
-            carry: Carry | None = None
-            while (ticket := self.tickets.get()) is not None:
-                if carry is None:
-                    carry = self.functions.begin(timestep)
-                chunk, carry = self._collect(env, carry, ticket)
-                self.chunks.put(chunk)
-        except _Stopped:
-            pass
-        except BaseException as error:
-            self.chunks.put(Failure(self.index, error))
-        finally:
-            self.waiting_since = None
-            self.close_env()
-
-    def close_env(self) -> None:
-        """Closes the environments, once."""
-        env, self.env = self.env, None
-        if env is not None:
-            env.close()
-
-    def _collect(self, env: HostEnv, carry: Carry, ticket: Ticket) -> tuple[Chunk, Carry]:
-        length = self.parts.config.batch.sequence_length
-        updates, episodes = 0, []
-        env_seconds = act_seconds = 0.0
-        timestep: TimeStep | None = None
-        for t in range(length):
-            if self.stopping.is_set():
-                raise _Stopped
-            began = time.monotonic()
-            published = ticket.published or self.newest()
-            updates += published.update
-            now = (np.int32(self.step), np.int32(t))
-            fixed = (published.acting, self.key, self._slot_array)
-            if timestep is None:
-                actions, carry = self.functions.act(*fixed, carry, *now)
-            else:
-                actions, carry = self.functions.advance(*fixed, carry, timestep, *now)
-            chosen = np.asarray(actions)
-            self.waiting_since = acted = time.monotonic()
-            timestep = env.step(chosen)
-            self.waiting_since = None
-            env_seconds += time.monotonic() - acted
-            act_seconds += acted - began
-            self.step += 1
-            episodes += self._count(timestep)
-        assert timestep is not None  # a chunk has at least one step
-        trajectory, carry = self.functions.finish(carry, timestep)
-        chunk = Chunk(self.index, trajectory, updates / length, episodes, env_seconds, act_seconds)
-        return chunk, carry
-
-    def _count(self, after: TimeStep) -> list[dict[str, Any]]:
-        """Adds a step to the running episodes and lists those it ended."""
-        begun = np.asarray(after.step_type) == StepType.FIRST
-        # In two-player games the total is the first player's.
-        second = (self.parts.spec.players == 2) & (self._lengths % 2 == 1)
-        sign = np.where(second, -1.0, 1.0)
-        self._totals = np.where(begun, 0.0, self._totals + sign * after.reward)
-        self._lengths = np.where(begun, 0, self._lengths + 1)
-        ended = np.flatnonzero(np.asarray(after.step_type) == StepType.LAST)
-        steps = self.step * self.parts.config.env.num_envs
-        return [
-            {
-                "env_steps": steps,
-                "return": float(self._totals[e]),
-                "length": int(self._lengths[e]),
-                "slot": int(self.slots[e]),
-            }
-            for e in ended
-        ]
-
-
-# --- the learner ----------------------------------------------------------------------------
 
 
 class SebulbaState(NamedTuple):
@@ -331,6 +61,14 @@ class Sebulba:
             lambda replay, chunk, slot: ring.write(replay, chunk, envs.frame_stack, slot),
             donate_argnums=0,
         )
+        slots = jnp.arange(envs.num_envs)
+        self._truncate = jax.jit(
+            lambda replay, slot: ring.truncate(
+                replay, (slots >= slot) & (slots < slot + self.group_size)
+            ),
+            donate_argnums=0,
+        )
+        self.restarts = 0
         self.actors: list[ActorGroup] = []
         self.chunks: queue.SimpleQueue[Chunk | Failure] = queue.SimpleQueue()
 
@@ -381,16 +119,35 @@ class Sebulba:
         """One update on slice ``index`` of a chunk; also the parameters to act with from now on."""
         size = self.config.batch.online_sequences
         fresh = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), chunk)
-        agent, metrics = self._learn(agent, replay, fresh, key, lag)
+        agent, metrics, _ = self._learn(agent, replay, fresh, key, lag)
         return agent, self.parts.agent.acting(agent), metrics
+
+    def _batch_of_last_update(self, chunk: PyTree, index: int) -> Trajectory:
+        """The sequences that the newest update, on a slice of ``chunk``, was to learn from."""
+        agent = self.state.agent._replace(step=self.state.agent.step - 1)
+        size = self.config.batch.online_sequences
+
+        def assemble(agent: AgentState, replay: PyTree, fresh: Trajectory) -> Trajectory:
+            return self._learn(agent, replay, fresh, self.key, jnp.zeros(()))[2]
+
+        fresh = jax.tree.map(lambda x: x[index * size : (index + 1) * size], chunk)
+        return jax.jit(assemble)(agent, self.state.replay, fresh)
 
     # --- starting and stopping ---
 
-    def prepare(self, env_seed: int | None = None) -> None:
-        """Starts the environments in their threads, and compiles everything in the meantime."""
+    def prepare(
+        self, env_seed: int | None = None, saved: list[Arrays | None] | None = None
+    ) -> None:
+        """Starts the environments in their threads, and compiles everything in the meantime.
+
+        saved: what each group's ``save`` answered, for those that go on from there.
+        """
         seed = self.config.seed if env_seed is None else env_seed
+        saved = saved or [None] * self.groups
         self.actors = [
-            ActorGroup(index, self.parts, lambda: self.published, self.chunks, self.key, seed)
+            ActorGroup(
+                index, self.parts, lambda: self.published, self.chunks, self.key, seed, saved[index]
+            )
             for index in range(self.groups)
         ]
         for actor in self.actors:
@@ -413,16 +170,23 @@ class Sebulba:
             act.lower(*fixed, now, now).compile(),
             advance.lower(*fixed, timestep, now, now).compile(),
             finish.lower(carry, timestep).compile(),
+            jax.jit(self.collector.go_on).lower(carry.memory, carry.seen).compile(),
         )
+        self._between_chunks = (carry.memory, carry.seen)
 
-    def start(self, state: SebulbaState) -> None:
-        """Lets the actors begin, on fresh episodes; the ring may be empty."""
+    def start(self, state: SebulbaState, resumed: bool = False) -> None:
+        """Lets the actors begin; the ring may be empty. resumed: some go on from what was saved."""
         self.state = state
         acting = jax.jit(self.parts.agent.acting)(state.agent)
         self.published = Published(int(state.agent.step), acting)
         for actor in self.actors:
             actor.functions = self.functions
             actor.step = int(state.iteration) * self.config.batch.sequence_length
+            if resumed:
+                while not actor.ready.wait(0.1):
+                    self._look_for_hung_groups()
+                    self._look_for_failures()
+                actor.go_on(self._between_chunks)
             if not self.config.actors.lockstep:
                 for _ in range(1 + self.config.actors.queue_chunks):
                     actor.tickets.put(Ticket(None))
@@ -433,7 +197,8 @@ class Sebulba:
             actor.stopping.set()
             actor.tickets.put(None)
         for actor in self.actors:
-            actor.thread.join(timeout=10.0 if actor.waiting_since is None else 1.0)
+            if actor.thread.ident is not None:
+                actor.thread.join(timeout=10.0 if actor.waiting_since is None else 1.0)
             # What hangs in worker processes is killed with them; a thread that hangs in this one
             # is left behind, and ends with it.
             if actor.thread.is_alive() and self.config.env.processes:
@@ -495,11 +260,22 @@ class Sebulba:
             # One update at a time: what actors ask for now is computed before the next one.
             jax.block_until_ready(row["loss_total"])
             metrics.append(row)
+            if float(row["update_skipped"]):
+                self._look_for_the_end(chunk, index)
         return metrics
+
+    def _look_for_the_end(self, chunk: Chunk, index: int) -> None:
+        limit = self.config.optimiser.max_skipped_updates
+        if int(self.state.agent.faults.in_a_row) >= limit:
+            batch = lambda: self._batch_of_last_update(chunk.trajectory, index)  # noqa: E731
+            raise NotFiniteError(limit, self.published.update, batch)
 
     def _store(self, chunk: Chunk) -> None:
         if self.state.replay is not None:
             slot = np.int32(chunk.group * self.group_size)
+            if chunk.anew:
+                replay = self._truncate(self.state.replay, slot)
+                self.state = self.state._replace(replay=replay)
             self.state = self.state._replace(
                 replay=self._write(self.state.replay, chunk.trajectory, slot)
             )
@@ -517,26 +293,43 @@ class Sebulba:
             except queue.Empty:
                 continue
             if isinstance(item, Failure):
-                raise ActorError(
-                    f"environment group {item.group} of {self.config.env.name} failed: "
-                    f"{type(item.error).__name__}: {item.error}"
-                ) from item.error
-            return item
+                self._hear_of(item)
+            elif item.life == self.actors[item.group].life:
+                return item
+
+    def _hear_of(self, failure: Failure) -> None:
+        """Ends the run with a failure that is final; tells of another."""
+        actor = self.actors[failure.group]
+        if failure.life != actor.life:
+            return
+        what = (
+            f"environment group {failure.group} of {self.config.env.name} failed: "
+            f"{type(failure.error).__name__}: {failure.error}"
+        )
+        if failure.final:
+            raise ActorError(what) from failure.error
+        self.restarts += 1
+        again = f"it is started again ({actor.restarts} of {self.config.actors.max_restarts})"
+        print(f"{what}; {again}", flush=True)  # noqa: T201
+
+    def _look_for_failures(self) -> None:
+        """Hears of groups that fail before there are chunks."""
+        while not self.chunks.empty():
+            item = self.chunks.get()
+            if isinstance(item, Failure):
+                self._hear_of(item)
 
     def _look_for_hung_groups(self) -> None:
-        limit = self.config.actors.step_timeout_seconds
+        actors = self.config.actors
         for actor in self.actors:
-            since, allowed = actor.waiting_since, limit
-            if not actor.started:
+            since, allowed = actor.waiting_since, actors.step_timeout_seconds
+            if actor.making:
                 allowed *= _STARTING_TIMEOUTS
-            if since is not None and time.monotonic() - since > allowed:
+            if since is None or time.monotonic() - since <= allowed:
+                continue
+            silent = f"has not answered for {allowed:g} s (actors.step_timeout_seconds)"
+            if actor.making or actor.restarts >= actors.max_restarts:
                 raise ActorError(
-                    f"environment group {actor.index} of {self.config.env.name} has not answered "
-                    f"for {allowed:g} s (actors.step_timeout_seconds)"
+                    f"environment group {actor.index} of {self.config.env.name} {silent}"
                 )
-
-
-def mean_metrics(rows: list[Metrics]) -> dict[str, float]:
-    """The mean of every metric over the updates of a call."""
-    fetched: list[Mapping[str, Any]] = jax.device_get(rows)
-    return {name: float(np.mean([row[name] for row in fetched])) for name in fetched[0]}
+            actor.replace_thread(EnvError(silent))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +17,23 @@ from muesli.agent import make_act
 from muesli.config import Config
 from muesli.envs.base import JaxEnv
 from muesli.metrics import RunLog
-from muesli.runners.engines import Engine, Episodes, make_engine
+from muesli.runners.engines import Engine, Episodes, Stop, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate
-from muesli.runners.host import ActorError, evaluate_on_host
+from muesli.runners.export import exported_agent
+from muesli.runners.faults import ActorError, NotFiniteError, TrainingError, dump
+from muesli.runners.host import evaluate_on_host
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
+from muesli.runners.saving import Saver
+from muesli.runners.signals import Signals
 from muesli.types import AgentState
 
 Callback = Callable[[Mapping[str, Any]], None]
 
 # Episode lengths and returns shown in the metrics are means over this many of the newest episodes.
 _WINDOW = 100
+# A last checkpoint that cannot be written is tried again after these pauses.
+_LAST_TRIES_SECONDS = (1.0, 3.0)
 # Evaluations draw from a key of their own, the same for every seed of a run.
 _EVAL_SEED = 2**31 - 4
 
@@ -49,17 +55,27 @@ def train(
     run_dir: str | Path | Sequence[Path],
     callbacks: Sequence[Callback] = (),
     init_from: str | Path | None = None,
+    signals: Signals | None = None,
 ) -> Result:
     """Trains ``config`` in a fresh ``run_dir``. With several directories, one seed in each.
 
     The seeds are ``config.seed``, ``config.seed + 1``, … and train together, as one program.
-    Each callback is handed every row of metrics (of the first seed) as it is written.
+    Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
+    SIGTERM are looked after while it trains; with ``signals``, which the caller has entered, also
+    while it starts.
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
     parts = build(config)
     engine = make_engine(parts, [c.seed for c in configs])
     directories = [RunDirectory.create(p, c) for p, c in zip(paths, configs, strict=True)]
+
+    def forget() -> None:
+        for directory in directories:
+            directory.forget()
+
+    if signals is not None:
+        signals.leave = forget
     try:
         run = _Run(parts, engine, directories, callbacks)
         try:
@@ -67,17 +83,18 @@ def train(
         except BaseException:
             for log in run.logs:
                 log.close()
-            for directory in directories:
-                directory.forget()
+            forget()
             raise
-        return run.finish()
+        return run.finish(signals)
     finally:
         engine.close()
         for directory in directories:
             directory.release()
 
 
-def resume(run_dir: str | Path, callbacks: Sequence[Callback] = ()) -> Result:
+def resume(
+    run_dir: str | Path, callbacks: Sequence[Callback] = (), signals: Signals | None = None
+) -> Result:
     """Continues a run from its newest good checkpoint. A finished run is left as it is."""
     path = Path(run_dir)
     config = read_config(path)
@@ -87,7 +104,7 @@ def resume(run_dir: str | Path, callbacks: Sequence[Callback] = ()) -> Result:
     try:
         run = _Run(parts, engine, [directory], callbacks)
         run.restore()
-        return run.finish()
+        return run.finish(signals)
     finally:
         engine.close()
         directory.release()
@@ -112,6 +129,12 @@ class _Run:
         self.evaluations: list[dict[str, Any]] = [{} for _ in directories]
         self.logs: list[RunLog] = []
         self.stopped_by: int | None = None
+        config = parts.config
+        self.savers = [
+            Saver(d.checkpoints, dataclasses.replace(config, seed=config.seed + k))
+            for k, d in enumerate(directories)
+        ]
+        self._unsaved = False
         self._evaluate = _evaluator(parts)
 
     # --- starting ----------------------------------------------------------------------------
@@ -128,11 +151,9 @@ class _Run:
         """The newest good checkpoint of the (one) run directory."""
         directory = self.directories[0]
         say = lambda line: print(line, flush=True)  # noqa: E731, T201
-        snapshot, meta, _ = checkpoint.load_newest(
-            directory.checkpoints, self.engine.template(), say
-        )
-        remark = self.engine.restore(snapshot)
-        if remark is not None:
+        loaded, ring = self.savers[0].restore(self.engine, say)
+        meta = loaded.meta
+        for remark in self.engine.restore(loaded.tree, loaded.extras, ring):
             say(f"{directory.path}: {remark}")
         self.calls_done = int(meta["calls_done"])
         self.best = [float(meta["best"])]
@@ -142,54 +163,80 @@ class _Run:
 
     # --- the loop ----------------------------------------------------------------------------
 
-    def finish(self) -> Result:
+    def finish(self, signals: Signals | None = None) -> Result:
         """Calls the engine until the run is complete or a signal asks it to stop."""
-        schedule = self.parts.schedule
-        with _Signals() as signals:
-            try:
-                while self.calls_done < schedule.calls and signals.received is None:
-                    self._one_call()
-                    done = self.calls_done == schedule.calls
-                    if done or self.calls_done % schedule.checkpoint_every == 0:
-                        self._save()
-                if signals.received is not None and self.calls_done < schedule.calls:
-                    self.stopped_by = signals.received
-                    self._save()
-            except ActorError as error:
+        try:
+            if signals is None:
+                with Signals() as signals:
+                    self._finish(signals)
+            else:
+                signals.running = True
+                self._finish(signals)
+        except ActorError as error:
+            if self.parts.sebulba:
                 # The learner is as good as it was: what it has learnt is kept.
-                self._save()
+                self._save_at_last()
                 error.add_note("what was learnt until then is saved")
-                raise
-            finally:
-                for log in self.logs:
-                    log.close()
+            raise
+        except NotFiniteError as error:
+            file = self.directories[error.seed].path / "not_finite_batch.npz"
+            try:
+                dump(file, error.batch())
+                error.add_note(f"the batch is in {file}")
+            except OSError as why:
+                error.add_note(f"the batch could not be written ({why})")
+            raise
+        finally:
+            for log in self.logs:
+                log.close()
         returns = [float(np.mean([r for r, _ in rs])) if rs else None for rs in self.recent]
         paths = [d.path for d in self.directories]
         return Result(paths, self.evaluations, returns, self.stopped_by)
 
-    def _one_call(self) -> None:
+    def _finish(self, signals: Signals) -> None:
+        schedule = self.parts.schedule
+        stop = lambda: signals.received is not None  # noqa: E731
+        while self.calls_done < schedule.calls and not stop():
+            if not self._one_call(stop):
+                break
+            if self.calls_done == schedule.calls:
+                self._save_at_last()
+            elif self.calls_done % schedule.checkpoint_every == 0 or self._unsaved:
+                self._try_to_save()
+        if self.calls_done < schedule.calls:
+            self.stopped_by = signals.received
+            self._save_at_last()
+
+    def _one_call(self, stop: Stop) -> bool:
+        """One call of the schedule and its row; False if it was left in the middle."""
         schedule = self.parts.schedule
         began = time.monotonic()
-        progress = self.engine.advance()
+        progress = self.engine.advance(stop)
         elapsed = time.monotonic() - began
-        steps_before = schedule.env_steps(self.calls_done)
-        self.calls_done += 1
-        steps = schedule.env_steps(self.calls_done)
         self._record_episodes(progress.episodes)
-        due = self.calls_done % schedule.eval_every == 0 or self.calls_done == schedule.calls
+        if progress.metrics is None:
+            return False
+        number = self.calls_done + 1
+        steps = schedule.env_steps(number)
+        due = number % schedule.eval_every == 0 or number == schedule.calls
         due = due and self.parts.config.log.eval_episodes > 0
-        evaluations = self._evaluate_now() if due else None
+        evaluations = self._evaluate_now(number, stop) if due else []
+        if evaluations is None:
+            return False
+        self.engine.end_call()
+        self.calls_done = number
         for k in range(self.seeds):
             row = self._row(k, steps, progress.metrics[k])
-            frames = (steps - steps_before) * self.parts.frames_per_step
+            frames = progress.iterations * schedule.steps_per_iteration * self.parts.frames_per_step
             row["frames_per_second"] = frames / elapsed
             row["elapsed_seconds"] = elapsed
-            if evaluations is not None:
+            if evaluations:
                 row |= {f"eval_{name}": value for name, value in evaluations[k].items()}
             self.logs[k].write(row)
             if k == 0:
                 for callback in self.callbacks:
                     callback(row)
+        return True
 
     def _row(self, k: int, steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         batch = self.parts.config.batch
@@ -201,6 +248,7 @@ class _Run:
             "episode_return_mean": float(np.mean([r for r, _ in recent])) if recent else None,
             "episode_length_mean": float(np.mean([n for _, n in recent])) if recent else None,
             "replay_fraction": 1.0 - batch.online_sequences / batch.batch_sequences,
+            **self.engine.counters(k),
             **metrics,
         }
 
@@ -210,46 +258,77 @@ class _Run:
             newest = [(row["return"], row["length"]) for row in rows]
             self.recent[k] = (self.recent[k] + newest)[-_WINDOW:]
 
-    def _evaluate_now(self) -> list[dict[str, Any]]:
-        """Evaluates every seed; the best result so far is saved as the best agent."""
+    def _evaluate_now(self, number: int, stop: Stop) -> list[dict[str, Any]] | None:
+        """Evaluates every seed; the best result so far is saved as the best agent. None if it was
+        to stop in the middle.
+        """
+        found = []
         for k in range(self.seeds):
-            agent = self.engine.agent(k)
-            summary = summarise(*self._evaluate(agent, self.calls_done))
-            self.evaluations[k] = summary
+            evaluation = self._evaluate(self.engine.agent(k), number, stop)
+            if evaluation is None:
+                return None
+            found.append(summarise(*evaluation))
+        self.evaluations = found
+        for k, summary in enumerate(found):
             if summary["return_mean"] > self.best[k]:
-                self.best[k] = summary["return_mean"]
-                checkpoint.save(
-                    self.directories[k].checkpoints,
-                    "best",
-                    agent,
-                    {"evaluation": summary, "calls_done": self.calls_done},
-                )
+                meta = {"evaluation": summary, "calls_done": number}
+                try:
+                    self.savers[k].save_best(self.engine.agent(k), meta)
+                    self.best[k] = summary["return_mean"]
+                except OSError as error:
+                    self._tell(k, error)
         return self.evaluations
 
-    def _save(self) -> None:
-        for k, directory in enumerate(self.directories):
-            meta = {
-                "calls_done": self.calls_done,
-                "complete": self.calls_done == self.parts.schedule.calls,
-                "best": self.best[k],
-                "recent": self.recent[k],
-                "evaluation": self.evaluations[k],
-                "position": self.logs[k].position(),
-            }
-            snapshot = self.engine.snapshot(k)
-            name = f"step-{int(np.asarray(snapshot.agent.step))}"
-            checkpoint.save(directory.checkpoints, name, snapshot, meta)
-            checkpoint.prune(directory.checkpoints, self.parts.config.log.keep_checkpoints)
+    def _try_to_save(self) -> bool:
+        """Saves every seed, or says why not and leaves it to a later call."""
+        self._unsaved = False
+        for k in range(self.seeds):
+            try:
+                self._save(k)
+            except OSError as error:
+                self._unsaved = True
+                self._tell(k, error)
+        return not self._unsaved
+
+    def _save_at_last(self) -> None:
+        """Saves when there is no later call to leave it to; raises if it cannot be done."""
+        for pause in (*_LAST_TRIES_SECONDS, None):
+            if self._try_to_save():
+                return
+            if pause is not None:
+                time.sleep(pause)
+        raise TrainingError("the last checkpoint could not be written; those before it are intact")
+
+    def _tell(self, k: int, error: OSError) -> None:
+        newest = checkpoint.newest_first(self.directories[k].checkpoints)
+        kept = f"{newest[0].name} is intact" if newest else "there is none yet"
+        print(  # noqa: T201
+            f"muesli: WARNING: a checkpoint of {self.directories[k].path} could not be written "
+            f"({error}); {kept}; training goes on and tries again",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _save(self, k: int) -> None:
+        meta = {
+            "calls_done": self.calls_done,
+            "complete": self.calls_done == self.parts.schedule.calls,
+            "best": self.best[k],
+            "recent": self.recent[k],
+            "evaluation": self.evaluations[k],
+            "position": self.logs[k].position(),
+        }
+        self.savers[k].save(self.engine.snapshot(k), meta)
 
 
-def _evaluator(parts: Parts) -> Callable[[AgentState, int], Evaluation]:
-    """evaluate(AgentState, number): fresh episodes, inside JAX where the environment is."""
+def _evaluator(parts: Parts) -> Callable[[AgentState, int, Stop], Evaluation | None]:
+    """evaluate(AgentState, number, stop): fresh episodes, inside JAX where the environment is."""
     config = parts.config
     act = make_act(parts.spec, parts.network, config, config.agent.act_with)
     episodes = config.log.eval_episodes
     if not isinstance(parts.env, JaxEnv):
-        return lambda agent, number: evaluate_on_host(
-            parts, act, parts.agent.acting(agent), episodes, seed=_EVAL_SEED - number
+        return lambda agent, number, stop: evaluate_on_host(
+            parts, act, parts.agent.acting(agent), episodes, seed=_EVAL_SEED - number, stop=stop
         )
     play = make_evaluate(
         parts.env,
@@ -260,7 +339,9 @@ def _evaluator(parts: Parts) -> Callable[[AgentState, int], Evaluation]:
     )
     compiled = jax.jit(lambda agent, key: play(parts.agent.acting(agent), key))
     run_key = jax.random.key(_EVAL_SEED)
-    return lambda agent, number: jax.device_get(compiled(agent, keys.eval_key(run_key, number)))
+    return lambda agent, number, stop: jax.device_get(
+        compiled(agent, keys.eval_key(run_key, number))
+    )
 
 
 def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
@@ -277,37 +358,14 @@ def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
 
 
 def load_agent_state(run_dir: Path, parts: Parts, best: bool = False) -> AgentState:
-    """The AgentState of a run: of its newest good checkpoint, or of its best evaluation."""
-    directory = run_dir / "checkpoints"
+    """The AgentState of a run, at its newest good checkpoint or its best evaluation; or of a file
+    that ``muesli export`` wrote.
+    """
     agent = jax.eval_shape(parts.agent.init, jax.random.key(0))
-    if best:
-        return checkpoint.load(directory / "best", agent)[0]
-    state, _, _ = checkpoint.load_newest(directory, agent, lambda line: None, within=".agent")
+    if run_dir.is_file():
+        return exported_agent(run_dir, agent)
+    within, prefix = ("", "best") if best else (".agent", "step")
+    state, _, _ = checkpoint.load_newest(
+        run_dir / "checkpoints", agent, lambda line: None, within, prefix
+    )
     return state
-
-
-class _Signals:
-    """Remembers the first SIGINT or SIGTERM; the second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._previous[number] = signal.signal(number, self._receive)
-            except ValueError:  # not the main thread: whoever called us handles signals
-                break
-        return self
-
-    def _receive(self, number: int, frame: Any) -> None:
-        del frame
-        if self.received is not None:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.received = number
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
