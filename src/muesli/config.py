@@ -17,6 +17,10 @@ class UpdateConfig:
     """Which entry of ``policy_updates.UPDATES`` trains the policy."""
     total_weight: float = 3.0
     """Multiplies the whole policy loss: policy gradient, regulariser and policy model together."""
+    policy_delay_updates: int = 0
+    """Updates at the start that train only the model and the values. While v̂ is still on its way
+    from 0 to where returns are, every action seems bad (or good), and a continuous policy runs away
+    from its own past."""
     entropy_weight: float = 0.0
     """Weight of the entropy bonus (pg, trpo_penalty, ppo)."""
     trpo_weight: float = 0.0
@@ -190,6 +194,10 @@ class AgentConfig:
     """β_var of the advantage moment."""
     moment_epsilon: float = 1e-12
     """ε_var under the square root."""
+    centre_advantages: bool = False
+    """Subtract the batch's mean from the advantages (not in the paper): no action is to blame for
+    what v̂ is off by everywhere. Wanted for continuous policies, which run away from their own past
+    while every advantage is negative."""
     act_with: Literal["prior", "online", "cmpo", "q_softmax"] = "prior"
     """Which policy acts while training."""
     q_softmax_temperature: float = 1.0
@@ -347,6 +355,7 @@ def validate(config: Config) -> None:
         ("actors.queue_chunks", config.actors.queue_chunks),
         ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
         ("batch.replay_min_steps", batch.replay_min_steps),
+        ("update.policy_delay_updates", update.policy_delay_updates),
     ):
         _require(value >= 0, field, f"must not be negative, got {value}")
     for field, samples in (

@@ -290,7 +290,10 @@ def minatar_gpu() -> Config:
 
 
 def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
-    """Any Gymnasium environment: a small network for vectors, IMPALA's for images."""
+    """Any Gymnasium environment: a small network for vectors, IMPALA's for images.
+
+    Continuous policies are trained more slowly, on standardised observations.
+    """
     base = catch()
     network = replace(
         base.network,
@@ -302,15 +305,12 @@ def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
     )
     if image:
         network = replace(network, torso="impala", torso_channels=(16, 32, 32), torso_units=256)
-    samples = None if discrete else 16
-    return replace(
+    config = replace(
         base,
         total_env_steps=100_000,
         env=EnvConfig(name=name, num_envs=8),
         actors=ActorConfig(groups=1),
         network=network,
-        agent=replace(base.agent, retrace_samples=samples),
-        update=replace(base.update, kl_samples=samples),
         model=replace(base.model, value_weight=1.0),
         optimiser=OptimiserConfig(learning_rate=4e-3),
         batch=BatchConfig(
@@ -320,6 +320,40 @@ def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
             replay_capacity_steps=50_000,
         ),
         log=replace(base.log, eval_every_steps=20_000, eval_episodes=20),
+    )
+    return config if discrete else _continuous(config)
+
+
+def _continuous(base: Config) -> Config:
+    """The same run for continuous actions: samples, a slower rate, centred advantages."""
+    return replace(
+        base,
+        network=replace(base.network, normalise_observations=True),
+        agent=replace(
+            base.agent, retrace_samples=16, baseline="expected_q", centre_advantages=True
+        ),
+        update=replace(base.update, kl_samples=16),
+        optimiser=OptimiserConfig(learning_rate=1e-3),
+    )
+
+
+def pendulum() -> Config:
+    """Pendulum-v1, swung up within 40,000 steps: a minute on two cores."""
+    base = gym("gym:Pendulum-v1", discrete=False)
+    return replace(
+        base,
+        total_env_steps=40_000,
+        network=replace(
+            base.network,
+            torso_channels=(64,),
+            torso_units=64,
+            model_units=64,
+            value_bins=61,
+            value_max=30.0,
+            reward_bins=61,
+            reward_max=30.0,
+        ),
+        agent=replace(base.agent, discount=0.95),
     )
 
 
@@ -331,6 +365,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "atari_small": atari_small,
     "go": go,
     "mujoco": mujoco,
+    "pendulum": pendulum,
     "catch": catch,
     "catch_pixels": catch_pixels,
     "illustrative_mdp": illustrative_mdp,
@@ -342,6 +377,9 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 """Every preset by name."""
 
+TUNED: dict[str, Callable[[], Config]] = {"gym:Pendulum-v1": pendulum}
+"""Environments for which ``muesli train NAME`` knows better than ``gym``."""
+
 DEFAULT_PRESET = "minatar"
 
 
@@ -349,5 +387,10 @@ def with_update(config: Config, name: str) -> Config:
     """The same run with another policy update and that update's own hyperparameters."""
     defaults = UPDATE_DEFAULTS.get(name, UpdateConfig(name=name))
     mine = config.update
-    update = replace(defaults, kl_samples=mine.kl_samples, beta_loo=mine.beta_loo)
+    update = replace(
+        defaults,
+        kl_samples=mine.kl_samples,
+        beta_loo=mine.beta_loo,
+        policy_delay_updates=mine.policy_delay_updates,
+    )
     return replace(config, update=update)
