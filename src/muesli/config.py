@@ -22,7 +22,7 @@ class UpdateConfig:
     from 0 to where returns are, every action seems bad (or good), and a continuous policy runs away
     from its own past."""
     entropy_weight: float = 0.0
-    """Weight of the entropy bonus (pg, trpo_penalty, ppo)."""
+    """Weight λ_H of the entropy bonus (pg, trpo_penalty, ppo; muesli, with 0 in the paper)."""
     trpo_weight: float = 0.0
     """Weight of KL(π_b, π) (trpo_penalty)."""
     ppo_clip: float = 0.5

@@ -30,8 +30,9 @@ class HostEnv(NamedTuple):
 
     reset() -> TimeStep [E], every copy FIRST; step(actions [E] i32 or [E, D] f32) -> TimeStep [E]:
     a copy whose last time step was LAST ignores its action and answers FIRST; close(); save() and
-    load(state), where the copies can be saved: state is a pytree of NumPy arrays. Arrays that were
-    handed out are not written to again.
+    load(state), where the copies can be saved: state is a pytree of NumPy arrays; picture() ->
+    [H, W, 3] u8, where the first copy can be seen otherwise than by its observation. Arrays that
+    were handed out are not written to again.
     """
 
     reset: Callable[[], TimeStep]
@@ -39,6 +40,7 @@ class HostEnv(NamedTuple):
     close: Callable[[], None]
     save: Callable[[], PyTree] | None = None
     load: Callable[[PyTree], None] | None = None
+    picture: Callable[[], np.ndarray] | None = None
 
 
 class HostEnvs(NamedTuple):
@@ -47,7 +49,8 @@ class HostEnvs(NamedTuple):
     spec: EnvSpec; make(slots, seed) -> HostEnv with one copy for each slot of the run: what copy
     ``i`` does depends on ``seed``, its slot ``slots[i]`` and its actions alone; render(observation)
     -> [H, W, 3] u8; frames_per_step: emulator frames in one step; trial(steps), where there is
-    one, plays a copy of its own and raises an EnvError that says what is wrong with it.
+    one, plays a copy of its own and raises an EnvError that says what is wrong with it;
+    film(seed), where there is one, makes a single copy that has a ``picture``.
     """
 
     spec: EnvSpec
@@ -55,6 +58,7 @@ class HostEnvs(NamedTuple):
     render: Callable[[np.ndarray], np.ndarray]
     frames_per_step: int = 1
     trial: Callable[[int], None] | None = None
+    film: Callable[[int], HostEnv] | None = None
 
 
 def host_timestep(

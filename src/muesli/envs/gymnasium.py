@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -42,7 +43,21 @@ def gym_env(name: str) -> HostEnvs:
     example = _example(name)
     from gymnasium import make
 
-    return _host_envs(name, partial(make, example.spec, disable_env_checker=True), example)
+    make_one = partial(make, example.spec, disable_env_checker=True)
+    envs = _host_envs(name, make_one, example)
+    if "rgb_array" not in example.metadata.get("render_modes", ()):
+        return envs
+
+    def film(seed: int) -> HostEnv:
+        # Without a screen MuJoCo draws by EGL, unless someone has said otherwise.
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        _, _, observe = _observations(name, example.observation_space)
+        _, _, act = _actions(name, example.action_space)
+        return _copies(
+            name, partial(make_one, render_mode="rgb_array"), observe, act, range(1), seed
+        )
+
+    return envs._replace(film=film)
 
 
 def from_gymnasium(make: Callable[[], Any], name: str = "the environment") -> HostEnvs:
@@ -214,7 +229,10 @@ def _copies(
         batch, reward, terminated, truncated, _ = call(vector.step, act(actions))
         return answer(batch, reward, terminated, truncated, ended)
 
-    return HostEnv(reset, step, vector.close)
+    def picture() -> np.ndarray:
+        return np.asarray(call(vector.envs[0].render))
+
+    return HostEnv(reset, step, vector.close, picture=picture)
 
 
 def _render_image(observation: np.ndarray) -> np.ndarray:
