@@ -24,7 +24,7 @@ def one_step(name, **changes):
         update=replace(base.update, kl_samples=16),
         model=replace(base.model, unroll_steps=1),
         batch=BatchConfig(
-            batch_sequences=32, online_sequences=8, sequence_length=8, replay_capacity_steps=10_000
+            batch_sequences=32, online_sequences=8, sequence_length=8, replay_capacity_steps=2_000
         ),
         log=replace(base.log, log_every_steps=4_000, eval_every_steps=0, checkpoint_every_steps=0),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -49,8 +48,6 @@ def gym_env(name: str) -> HostEnvs:
         return envs
 
     def film(seed: int) -> HostEnv:
-        # Without a screen MuJoCo draws by EGL, unless someone has said otherwise.
-        os.environ.setdefault("MUJOCO_GL", "egl")
         _, _, observe = _observations(name, example.observation_space)
         _, _, act = _actions(name, example.action_space)
         return _copies(
