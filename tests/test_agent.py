@@ -304,7 +304,7 @@ def test_every_switch_changes_the_update_and_keeps_it_finite(catch_run, changes)
 def test_the_loss_is_the_weighted_sum_of_its_parts(catch_run):
     parts, state, batch, update = catch_run
     _, metrics = update(state, batch, jax.random.key(0))
-    total = sum(w * float(metrics[f"loss_{n}"]) for n, w in loss_weights(parts.config).items())
+    total = sum(w * float(metrics[f"loss_{n}"]) for n, w in loss_weights(parts.config, 0).items())
     np.testing.assert_allclose(total, metrics["loss_total"], rtol=1e-5)
 
 

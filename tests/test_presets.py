@@ -81,6 +81,7 @@ TABLES = {
         "network.torso": "mlp",
         "network.torso_channels": (512,),
         "batch.online_sequences": 4,  # 95.8% replay
+        "batch.replay_capacity_steps": 2_100_000,  # all of the run: 6M would never fill
         "total_env_steps": 2_000_000,
     },
 }

@@ -169,7 +169,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             prior = unroll(network, state.prior, batch)
             # Returns, the advantage moment, normalised advantages: all that losses hold constant.
             targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
-            total, metrics = losses_of(params, batch, online, targets, moment)
+            total, metrics = losses_of(params, batch, online, targets, moment, state.step)
             return total, (moment, metrics)
 
         gradients, (moment, metrics) = jax.grad(loss_fn, has_aux=True)(state.online)
@@ -200,6 +200,8 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         trained = ~is_last(pieces.transitions.step_type[:, :, :-1])
         errors = estimates.targets.policy.advantage[..., :-1]
         moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
+        if config.agent.centre_advantages:
+            estimates = centre(estimates, trained)
         shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
 
         def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Metrics]:
@@ -209,7 +211,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
             def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
                 online = unroll(network, params, piece)
-                loss, metrics = losses_of(params, piece, online, targets, moment)
+                loss, metrics = losses_of(params, piece, online, targets, moment, state.step)
                 return share * loss, jax.tree.map(lambda x: share * x, metrics)
 
             gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.online)
@@ -220,7 +222,12 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), metrics)
 
     def losses_of(
-        params: PyTree, batch: Trajectory, online: RootOutput, targets: Targets, moment: Moment
+        params: PyTree,
+        batch: Trajectory,
+        online: RootOutput,
+        targets: Targets,
+        moment: Moment,
+        step: Array,
     ) -> tuple[Array, Metrics]:
         """L_total of a batch whose targets are known. Nothing in them carries gradients."""
         targets = jax.lax.stop_gradient(targets)
@@ -238,7 +245,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             "value": model.value,
             "reward": model.reward,
         }
-        weights = loss_weights(config)
+        weights = loss_weights(config, step)
         assert set(losses) == set(weights)
         trained = ~is_last(targets.step_type[:, :-1])
         losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
@@ -372,11 +379,14 @@ def supports(config: Config) -> tuple[Support, Support]:
     )
 
 
-def loss_weights(config: Config) -> dict[str, float]:
-    """The weight of every term of L_total."""
+def loss_weights(config: Config, step: Array | int) -> dict[str, float | Array]:
+    """The weight of every term of L_total at an update: while values settle, the policy waits."""
+    policy: float | Array = config.update.total_weight
+    if config.update.policy_delay_updates > 0:
+        policy = jnp.where(step < config.update.policy_delay_updates, 0.0, policy)
     return {
-        "policy": config.update.total_weight,
-        "policy_model": config.update.total_weight,
+        "policy": policy,
+        "policy_model": policy,
         "value": config.model.value_weight,
         "reward": config.model.reward_weight,
     }
@@ -496,7 +506,23 @@ def make_targets(
     trained = ~is_last(batch.transitions.step_type[:, :-1])
     errors = estimates.targets.policy.advantage[:, :-1]
     moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
+    if config.agent.centre_advantages:
+        estimates = centre(estimates, trained)
     return normalise(estimates, moment, config), moment
+
+
+def centre(estimates: Estimates, trained: Array) -> Estimates:
+    """Advantages less their batch means: one for returns, one for q̂. trained: [..., T] bool."""
+    inputs = estimates.targets.policy
+    of_returns = masked_mean(inputs.advantage[..., :-1], trained)
+    of_q = masked_mean(inputs.q_advantage[..., :-1], trained)
+    inputs = inputs._replace(
+        advantage=inputs.advantage - of_returns,
+        q_advantage=inputs.q_advantage - of_q,
+        candidates=inputs.candidates._replace(advantages=inputs.candidates.advantages - of_q),
+    )
+    every = None if estimates.every is None else estimates.every - of_q
+    return estimates._replace(targets=estimates.targets._replace(policy=inputs), every=every)
 
 
 def estimate(

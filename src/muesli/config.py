@@ -17,8 +17,12 @@ class UpdateConfig:
     """Which entry of ``policy_updates.UPDATES`` trains the policy."""
     total_weight: float = 3.0
     """Multiplies the whole policy loss: policy gradient, regulariser and policy model together."""
+    policy_delay_updates: int = 0
+    """Updates at the start that train only the model and the values. While v̂ is still on its way
+    from 0 to where returns are, every action seems bad (or good), and a continuous policy runs away
+    from its own past."""
     entropy_weight: float = 0.0
-    """Weight of the entropy bonus (pg, trpo_penalty, ppo)."""
+    """Weight λ_H of the entropy bonus (pg, trpo_penalty, ppo; muesli, with 0 in the paper)."""
     trpo_weight: float = 0.0
     """Weight of KL(π_b, π) (trpo_penalty)."""
     ppo_clip: float = 0.5
@@ -135,6 +139,9 @@ class NetworkConfig:
     """Standardised observations are clipped to ± this."""
     normalise_features: bool = False
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
+    normalise_core: bool = False
+    """RMS-normalise what the core puts out, where there is one. Helps small inputs; with pictures
+    it made gradients explode."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
@@ -197,6 +204,10 @@ class AgentConfig:
     """β_var of the advantage moment."""
     moment_epsilon: float = 1e-12
     """ε_var under the square root."""
+    centre_advantages: bool = False
+    """Subtract the batch's mean from the advantages (not in the paper): no action is to blame for
+    what v̂ is off by everywhere. Wanted for continuous policies, which run away from their own past
+    while every advantage is negative."""
     act_with: Literal["prior", "online", "cmpo", "q_softmax"] = "prior"
     """Which policy acts while training."""
     q_softmax_temperature: float = 1.0
@@ -364,6 +375,7 @@ def validate(config: Config) -> None:
         ("actors.max_restarts", config.actors.max_restarts),
         ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
         ("batch.replay_min_steps", batch.replay_min_steps),
+        ("update.policy_delay_updates", update.policy_delay_updates),
     ):
         _require(value >= 0, field, f"must not be negative, got {value}")
     for field, samples in (

@@ -154,6 +154,11 @@ class DiagonalNormal:
         """The centre of the policy, [..., D]: loc, or tanh(loc) when squashed (its median)."""
         return self._squash(self.loc) if self.squash else self.loc
 
+    def shifted(self, deviations: float) -> DiagonalNormal:
+        """The same policy with its centre moved by so many standard deviations (unsquashed)."""
+        loc = self.loc + deviations * jnp.exp(self.log_scale)
+        return dataclasses.replace(self, loc=loc)
+
     @staticmethod
     def _squash(raw: Array) -> Array:
         return jnp.clip(jnp.tanh(raw), -1.0 + _SQUASH_MARGIN, 1.0 - _SQUASH_MARGIN)

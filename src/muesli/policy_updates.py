@@ -121,11 +121,13 @@ def behaviour_penalty(inputs: PolicyInputs, config: UpdateConfig) -> Array:
 
 
 def muesli(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
-    """L_PG+CMPO = −E_π adv + λ KL(π_CMPO, π)."""
+    """L_PG+CMPO = −E_π adv + λ KL(π_CMPO, π), less λ_H H[π] where that is asked for."""
     gradient = policy_gradient(inputs, config.beta_loo)
     target = cmpo_target(inputs, config)
     regulariser = distillation(inputs.policy, target)
     loss = gradient + config.cmpo_weight * regulariser
+    if config.entropy_weight > 0.0:
+        loss = loss - config.entropy_weight * inputs.policy.entropy()
     return PolicyOutput(loss, target, {"loss_pg": gradient, "loss_cmpo": regulariser})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from muesli.runners.host import host_envs
 from muesli.types import StepType
 
 if TYPE_CHECKING:
+    from muesli.envs.base import HostEnv
     from muesli.runners.player import Player, Thought
 
 
@@ -41,12 +43,14 @@ def record(player: Player, output: Path, episodes: int, max_steps: int, fps: int
 def _play(
     player: Player, canvas: _Canvas, episodes: int, max_steps: int, seed: int
 ) -> Iterator[np.ndarray]:
-    env, key = host_envs(player.env).make(range(1), seed), jax.random.key(seed)
+    env, picture = _film(player, seed)
+    key = jax.random.key(seed)
     timestep, state, score, finished = env.reset(), player.initial_state(1), 0.0, 0
     try:
         for t in range(max_steps):
             thought = player.think(timestep, state)
-            yield canvas.draw(timestep.observation[0], thought, score, t)
+            frame = picture() if picture else player.env.render(timestep.observation[0])
+            yield canvas.draw(frame, thought, score, t)
             if int(timestep.step_type[0]) == StepType.LAST:
                 finished, score = finished + 1, 0.0
                 if finished == episodes:
@@ -56,6 +60,31 @@ def _play(
             score += float(timestep.reward[0])
     finally:
         env.close()
+
+
+def _film(player: Player, seed: int) -> tuple[HostEnv, Callable[[], np.ndarray] | None]:
+    """A copy to play in, and what takes its picture where it can be drawn on this machine."""
+    envs = host_envs(player.env)
+    if envs.film is not None:
+        env: HostEnv | None = None
+        try:
+            env = envs.film(seed)
+            assert env.picture is not None
+            env.reset()
+            env.picture()
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            print(  # noqa: T201
+                f"{player.config.env.name} cannot be drawn on this machine ({reason}); the video "
+                "shows its observations. MuJoCo needs EGL (a GPU driver, or the Debian package "
+                "libegl1) or MUJOCO_GL=osmesa with libosmesa6"
+            )
+            if env is not None:
+                with suppress(Exception):
+                    env.close()
+        else:
+            return env, env.picture
+    return envs.make(range(1), seed), None
 
 
 class _Canvas:
@@ -76,9 +105,8 @@ class _Canvas:
         self.q = self.figure.add_subplot(grid[1, 1])
         self.image: Any = None
 
-    def draw(self, observation: np.ndarray, thought: Thought, score: float, t: int) -> np.ndarray:
+    def draw(self, frame: np.ndarray, thought: Thought, score: float, t: int) -> np.ndarray:
         """One frame, [H, W, 3] u8."""
-        frame = self.player.env.render(observation)
         if self.image is None:
             self.image = self.picture.imshow(frame, interpolation="nearest")
             self.picture.set_axis_off()
@@ -86,13 +114,30 @@ class _Canvas:
         self.picture.set_title(
             f"{self.player.config.env.name}   step {t}   score {score:g}", fontsize=9
         )
-        actions = np.arange(len(thought.policy))
-        self._bars(self.policy, actions, thought.policy, COLOURS[0], "policy")
-        self.policy.set_ylim(0.0, 1.0)
-        self._bars(self.q, actions, thought.q, COLOURS[1], f"q (line: value {thought.value:.2f})")
+        self._draw_policy(thought.policy)
+        what = "q" if thought.policy.ndim == 1 else "q of drawn actions"
+        title = f"{what} (line: value {thought.value:.2f})"
+        self._bars(self.q, np.arange(len(thought.q)), thought.q, COLOURS[1], title)
         self.q.axhline(thought.value, color="black", linewidth=1.0)
+        if thought.policy.ndim == 2:
+            # What matters is how they differ.
+            shown = np.append(thought.q, thought.value)
+            room = 0.1 * float(np.ptp(shown)) + 1e-6
+            self.q.set_ylim(shown.min() - room, shown.max() + room)
         self.figure.canvas.draw()
         return np.asarray(self.figure.canvas.buffer_rgba())[..., :3].copy()  # type: ignore[attr-defined]
+
+    def _draw_policy(self, policy: np.ndarray) -> None:
+        if policy.ndim == 1:
+            self._bars(self.policy, np.arange(len(policy)), policy, COLOURS[0], "policy")
+            self.policy.set_ylim(0.0, 1.0)
+            return
+        low, middle, high = policy.T
+        dimensions = np.arange(len(middle))
+        self._bars(self.policy, dimensions, middle, COLOURS[0], "action (one deviation)")
+        self.policy.vlines(dimensions, low, high, color="black", linewidth=1.5)
+        self.policy.axhline(0.0, color="black", linewidth=0.5)
+        self.policy.set_ylim(-1.05, 1.05)
 
     def _bars(self, axes: Any, x: np.ndarray, heights: np.ndarray, colour: str, title: str) -> None:
         axes.clear()

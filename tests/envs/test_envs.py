@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from muesli import envs
-from muesli.envs.base import auto_reset_step, first, later
-from muesli.envs.check import EnvError
+from muesli.envs.base import EnvError, auto_reset_step, first, later
 from muesli.types import StepType
 
 

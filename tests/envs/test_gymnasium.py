@@ -9,8 +9,7 @@ from gymnasium import spaces
 
 from muesli import envs
 from muesli.config import ConfigError
-from muesli.envs.base import slot_seeds
-from muesli.envs.check import EnvError
+from muesli.envs.base import EnvError, slot_seeds
 from muesli.types import StepType
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -265,9 +264,8 @@ def test_a_module_is_imported_for_its_environments(odd):
         (spaces.Text(5), None, "Text.* observations"),
         (spaces.Dict({"a": UNIT, "b": spaces.Text(5)}), None, "Dict.* observations"),
         (spaces.Sequence(UNIT), None, "Sequence.* observations"),
-        (UNIT, spaces.Box(-np.inf, np.inf, (2,)), "Box.* actions"),
         (UNIT, spaces.Box(0, 5, (2,), np.int64), "Box.* actions"),
-        (UNIT, spaces.MultiDiscrete([2, 2]), "MultiDiscrete.* actions"),
+        (UNIT, spaces.Text(5), "Text.* actions"),
     ],
 )
 def test_a_space_that_is_not_supported_is_named(scripted, observation_space, action_space, message):

@@ -16,7 +16,7 @@ from envs.misbehaving import EXIT, FINE, FORK, HANG, HANG_ON, RAISE, wrong_rewar
 from muesli import envs
 from muesli.config import AtariConfig, Config, ConfigError, EnvConfig, validate
 from muesli.envs import atari, workers
-from muesli.envs.check import EnvError
+from muesli.envs.base import EnvError
 from muesli.types import StepType
 
 NAME = "envs.misbehaving:Misbehaving-v0"

@@ -37,7 +37,7 @@ def _preset(preset: str | None) -> tuple[str, Config, str]:
     """Name, configuration and description of a preset, or of any environment with a colon."""
     from dataclasses import replace
 
-    from muesli.presets import DEFAULT_PRESET, PRESETS, atari_small, gym
+    from muesli.presets import DEFAULT_PRESET, PRESETS, TUNED, atari_small, gym
 
     name = preset or DEFAULT_PRESET
     if name in PRESETS:
@@ -54,6 +54,8 @@ def _preset(preset: str | None) -> tuple[str, Config, str]:
     if name.startswith("atari:"):
         small = atari_small()
         return plain, replace(small, env=replace(small.env, name=name)), f"{name}, as atari_small."
+    if name in TUNED:
+        return plain, TUNED[name](), f"{name}, with a configuration of its own."
     image = len(env.spec.observation_shape) == 3
     return plain, gym(name, image, env.spec.num_actions is not None), f"{name}, from its spaces."
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from muesli.config import ConfigError, EnvConfig
-from muesli.envs.base import HostEnv, HostEnvs, JaxEnv
-from muesli.envs.check import check
+from muesli.envs.base import EnvError, HostEnv, HostEnvs, JaxEnv
+from muesli.envs.check import check_env
 from muesli.envs.games import MINATAR_GAMES, board_game, minatar
-from muesli.envs.toys import bandit, catch, catch_pixels, illustrative_mdp, recall
+from muesli.envs.toys import (
+    bandit,
+    catch,
+    catch_pixels,
+    continuous_bandit,
+    crowded_bandit,
+    illustrative_mdp,
+    recall,
+)
 from muesli.envs.workers import in_processes
 
-ENVS: dict[str, Callable[[], JaxEnv | HostEnvs]] = {
+ENVS: dict[str, Callable[[], Any]] = {
     "bandit": bandit,
+    "continuous_bandit": continuous_bandit,
+    "crowded_bandit": crowded_bandit,
     "catch": catch,
     "catch_pixels": catch_pixels,
     "illustrative_mdp": illustrative_mdp,
@@ -23,7 +34,8 @@ ENVS: dict[str, Callable[[], JaxEnv | HostEnvs]] = {
     "connect_four": partial(board_game, "connect_four"),
     **{f"minatar_{game}": partial(minatar, game) for game in MINATAR_GAMES},
 }
-"""Every environment by name. Add your own: ``ENVS["mine"] = make_mine``."""
+"""Every environment by name. Add your own: ``ENVS["mine"] = make_mine``, a function that returns a
+JaxEnv, a HostEnvs, or one Gymnasium environment."""
 
 
 def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
@@ -41,7 +53,7 @@ def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
 
 def _make(name: str, config: EnvConfig) -> JaxEnv | HostEnvs:
     if name in ENVS:
-        return ENVS[name]()
+        return _made(ENVS[name], name)
     family, colon, rest = name.partition(":")
     if colon:
         # Both import what not everyone has installed.
@@ -57,4 +69,35 @@ def _make(name: str, config: EnvConfig) -> JaxEnv | HostEnvs:
     raise ConfigError(f"env.name: this version has no environment '{name}'; {hint}")
 
 
-__all__ = ["ENVS", "HostEnv", "HostEnvs", "JaxEnv", "check", "make"]
+def _made(maker: Callable[[], Any], name: str) -> JaxEnv | HostEnvs:
+    """What a maker makes, as one of ours."""
+    env = maker()
+    if isinstance(env, JaxEnv | HostEnvs):
+        return env
+    if hasattr(env, "observation_space") and hasattr(env, "action_space"):
+        from muesli.envs.gymnasium import from_gymnasium
+
+        env.close()
+        return from_gymnasium(maker, name)
+    raise ConfigError(
+        f"env.name: what makes '{name}' must return a JaxEnv, a HostEnvs or a Gymnasium "
+        f"environment, got {type(env).__name__}"
+    )
+
+
+def check(
+    env: str | JaxEnv | HostEnvs | Callable[[], Any], steps: int = 200, seed: int = 0
+) -> None:
+    """Plays random legal actions and raises an ``EnvError`` that says what is wrong, in one line.
+
+    env: a name as in ``env.name``, an environment, or a function that makes one (a Gymnasium one
+    included). A space that is not supported is a ConfigError.
+    """
+    if isinstance(env, str):
+        env = make(env)
+    elif not isinstance(env, JaxEnv | HostEnvs):
+        env = _made(env, getattr(env, "__name__", "env"))
+    check_env(env, steps, seed)
+
+
+__all__ = ["ENVS", "HostEnv", "HostEnvs", "JaxEnv", "EnvError", "check", "make"]

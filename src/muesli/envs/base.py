@@ -35,7 +35,8 @@ class HostEnv(NamedTuple):
     """A batch of copies of an environment that lives outside JAX, as functions on NumPy arrays.
 
     reset() -> TimeStep [E], every copy FIRST; step(actions [E] i32 or [E, D] f32) -> TimeStep [E]:
-    a copy whose last time step was LAST ignores its action and answers FIRST; close(). Arrays that
+    a copy whose last time step was LAST ignores its action and answers FIRST; close(); picture() ->
+    [H, W, 3] u8, where the first copy can be seen otherwise than by its observation. Arrays that
     were handed out are not written to again.
 
     Where the copies can be saved: save() -> NumPy arrays by name, or None if they cannot be just
@@ -48,6 +49,7 @@ class HostEnv(NamedTuple):
     close: Callable[[], None]
     save: Callable[[], HostState | None] | None = None
     load: Callable[[HostState], None] | None = None
+    picture: Callable[[], np.ndarray] | None = None
 
 
 class HostEnvs(NamedTuple):
@@ -55,13 +57,17 @@ class HostEnvs(NamedTuple):
 
     spec: EnvSpec; make(slots, seed) -> HostEnv with one copy for each slot of the run: what copy
     ``i`` does depends on ``seed``, its slot ``slots[i]`` and its actions alone; render(observation)
-    -> [H, W, 3] u8; frames_per_step: emulator frames in one step.
+    -> [H, W, 3] u8; frames_per_step: emulator frames in one step; trial(steps), where there is
+    one, plays a copy of its own and raises an EnvError that says what is wrong with it;
+    film(seed), where there is one, makes a single copy that has a ``picture``.
     """
 
     spec: EnvSpec
     make: Callable[[range, int], HostEnv]
     render: Callable[[np.ndarray], np.ndarray]
     frames_per_step: int = 1
+    trial: Callable[[int], None] | None = None
+    film: Callable[[int], HostEnv] | None = None
 
 
 def host_timestep(

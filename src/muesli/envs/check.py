@@ -16,9 +16,11 @@ from muesli.types import EnvSpec, StepType, TimeStep
 _REPEATED = 50
 
 
-def check(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:
+def check_env(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:
     """Plays random legal actions and raises an ``EnvError`` at the first broken promise."""
     if isinstance(env, HostEnvs):
+        if env.trial is not None:
+            env.trial(steps)
         _check_host(env, steps, seed)
     else:
         _check_jax(env, steps, seed)

@@ -1,9 +1,11 @@
-"""Gymnasium's environments, by their ids."""
+"""Gymnasium's environments, by their ids or by a function that makes one."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,12 +20,16 @@ from muesli.envs.base import (
     refuse_not_finite,
     slot_seeds,
 )
+from muesli.envs.trial import try_out
 from muesli.types import EnvSpec, StepType, TimeStep
 
 _SUPPORTED = (
     "supported are Box, Discrete, MultiDiscrete and MultiBinary observations, and Dict and Tuple "
-    "of them; Discrete and bounded floating-point Box actions"
+    "of them; Discrete, MultiDiscrete, MultiBinary and bounded floating-point Box actions"
 )
+# MultiDiscrete actions are listed, each combination one action; sampled estimators cope with many,
+# but the policy's last layer grows with them.
+MAX_COMBINATIONS = 10_000
 # The observations of all copies as Gymnasium gives them, and a batch of actions as we give them.
 Observe: TypeAlias = Callable[[list[Any]], np.ndarray]
 Act: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -39,9 +45,34 @@ def gym_env(name: str) -> HostEnvs:
 
     Images [H, W, C] stay u8; other boxes are f32 of their own shape, and everything else becomes an
     f32 vector by Gymnasium's flattening: a number of a Discrete space is one-hot. Continuous
-    actions in [−1, 1] are stretched to their bounds. The copies are stepped one after another.
+    actions in [−1, 1] are stretched to their bounds; of MultiDiscrete actions every combination is
+    an action. The copies are stepped one after another.
     """
     example = _example(name)
+    from gymnasium import make
+
+    make_one = partial(make, example.spec, disable_env_checker=True)
+    envs = _host_envs(name, make_one, example)
+    if "rgb_array" not in example.metadata.get("render_modes", ()):
+        return envs
+
+    def film(seed: int) -> HostEnv:
+        _, _, observe = _observations(name, example.observation_space)
+        _, _, act = _actions(name, example.action_space)
+        return _copies(
+            name, partial(make_one, render_mode="rgb_array"), observe, act, range(1), seed
+        )
+
+    return envs._replace(film=film)
+
+
+def from_gymnasium(make: Callable[[], Any], name: str = "the environment") -> HostEnvs:
+    """The environment that ``make`` makes, a Gymnasium one; ``name`` is how errors call it."""
+    _import_gymnasium()
+    return _host_envs(name, make, make())
+
+
+def _host_envs(name: str, make_one: Callable[[], Any], example: Any) -> HostEnvs:
     try:
         shape, dtype, observe = _observations(name, example.observation_space)
         num_actions, action_size, act = _actions(name, example.action_space)
@@ -49,11 +80,12 @@ def gym_env(name: str) -> HostEnvs:
         example.close()
 
     def make(slots: range, seed: int) -> HostEnv:
-        return _copies(name, example.spec, observe, act, slots, seed)
+        return _copies(name, make_one, observe, act, slots, seed)
 
     image = dtype == np.uint8
     env_spec = EnvSpec(shape, dtype, num_actions, action_size)
-    return HostEnvs(env_spec, make, _render_image if image else _render_bars)
+    render = _render_image if image else _render_bars
+    return HostEnvs(env_spec, make, render, trial=partial(try_out, name, make_one))
 
 
 def _import_gymnasium() -> Any:
@@ -119,11 +151,14 @@ def _actions(name: str, space: Any) -> tuple[int | None, int, Act]:
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return int(space.n), 0, lambda actions: actions.astype(np.int64) + start
-    if (
-        isinstance(space, spaces.Box)
-        and np.issubdtype(space.dtype, np.floating)
-        and space.is_bounded()
-    ):
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return _combinations(name, space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        if not space.is_bounded():
+            raise ConfigError(
+                f"env.name: '{name}' has unbounded actions, {space}; give every element a finite "
+                "low and high, e.g. by a gymnasium.wrappers.TransformAction"
+            )
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
 
         def stretch(actions: np.ndarray) -> np.ndarray:
@@ -134,13 +169,34 @@ def _actions(name: str, space: Any) -> tuple[int | None, int, Act]:
     raise ConfigError(f"env.name: '{name}' has {space} actions; {_SUPPORTED}")
 
 
-def _copies(name: str, spec: Any, observe: Observe, act: Act, slots: range, seed: int) -> HostEnv:
+def _combinations(name: str, space: Any) -> tuple[int, int, Act]:
+    """Every combination of a MultiDiscrete or MultiBinary space as one action, the last choice
+    changing fastest.
+    """
+    choices = tuple(np.ravel(getattr(space, "nvec", np.full(space.shape, 2))).tolist())
+    start = np.ravel(getattr(space, "start", np.zeros(space.shape, np.int64)))
+    total = math.prod(choices)
+    if total > MAX_COMBINATIONS:
+        raise ConfigError(
+            f"env.name: '{name}' has {space} actions, {total:,} combinations; "
+            f"at most {MAX_COMBINATIONS:,} are supported"
+        )
+
+    def act(actions: np.ndarray) -> np.ndarray:
+        each = np.stack(np.unravel_index(actions.astype(np.int64), choices), axis=-1) + start
+        return each.reshape(-1, *space.shape).astype(space.dtype)
+
+    return total, 0, act
+
+
+def _copies(
+    name: str, make_one: Callable[[], Any], observe: Observe, act: Act, slots: range, seed: int
+) -> HostEnv:
     """The copies of some slots.
 
     Every episode is begun with a seed of its own: what brings a copy back to where it was is its
     episode's number and the actions since.
     """
-    from gymnasium import make
 
     def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         try:
@@ -148,7 +204,7 @@ def _copies(name: str, spec: Any, observe: Observe, act: Act, slots: range, seed
         except Exception as error:
             raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
 
-    copies = [call(make, spec, disable_env_checker=True) for _ in slots]
+    copies = [call(make_one) for _ in slots]
     first_seeds = slot_seeds(slots, seed)
     episodes = np.zeros(len(slots), np.int64)
     ended = np.zeros(len(slots), bool)
@@ -234,7 +290,10 @@ def _copies(name: str, spec: Any, observe: Observe, act: Act, slots: range, seed
         for copy in copies:
             copy.close()
 
-    return HostEnv(reset, step, close, save, load)
+    def picture() -> np.ndarray:
+        return np.asarray(call(copies[0].render))
+
+    return HostEnv(reset, step, close, save, load, picture)
 
 
 def _render_image(observation: np.ndarray) -> np.ndarray:

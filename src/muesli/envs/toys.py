@@ -121,6 +121,45 @@ def bandit(num_actions: int = 4) -> JaxEnv:
     return JaxEnv(spec, reset, step, _render_vector)
 
 
+def continuous_bandit(target: tuple[float, ...] = (0.3, -0.6)) -> JaxEnv:
+    """One step, one best action: a pays 1 − |a − target|² plus Normal noise."""
+    spec = EnvSpec((1,), np.dtype(np.float32), None, len(target))
+    observation = jnp.ones((1,), jnp.float32)
+    best = jnp.asarray(target)
+
+    def reset(key: PRNGKey) -> tuple[Array, TimeStep]:
+        del key
+        return jnp.zeros((), jnp.int32), first(observation)
+
+    def step(state: Array, action: Array, key: PRNGKey) -> tuple[Array, TimeStep]:
+        distance = jnp.sum(jnp.square(jnp.clip(action, -1.0, 1.0) - best))
+        reward = 1.0 - distance + 0.1 * jax.random.normal(key)
+        return state, later(observation, reward, jnp.asarray(True))
+
+    return JaxEnv(spec, reset, step, _render_vector)
+
+
+def crowded_bandit(num_actions: int = 10_000, good: int = 100) -> JaxEnv:
+    """A context and very many arms: those with the context's remainder modulo ``good`` pay 1.
+
+    Each context has ``num_actions / good`` good arms: 1% of all, unless told otherwise. Eight
+    contexts, shown one-hot, so that arms must be told apart by where they pay.
+    """
+    contexts = 8
+    spec = EnvSpec((contexts,), np.dtype(np.float32), num_actions)
+
+    def reset(key: PRNGKey) -> tuple[Array, TimeStep]:
+        context = jax.random.randint(key, (), 0, contexts)
+        return context, first(jax.nn.one_hot(context, contexts))
+
+    def step(state: Array, action: Array, key: PRNGKey) -> tuple[Array, TimeStep]:
+        del key
+        reward = jnp.where(action % good == state, 1.0, 0.0)
+        return state, later(jax.nn.one_hot(state, contexts), reward, jnp.asarray(True))
+
+    return JaxEnv(spec, reset, step, _render_vector)
+
+
 class RecallState(NamedTuple):
     """cue: [] i32; time: [] i32."""
 

@@ -12,7 +12,7 @@ from flax import nnx
 from muesli.config import NetworkConfig
 from muesli.distributions import Categorical, DiagonalNormal, Policy
 from muesli.networks.dynamics import DYNAMICS, MuZeroDynamics, encode_action
-from muesli.networks.layers import Lstm, categorical_head, head, linear
+from muesli.networks.layers import Lstm, categorical_head, head, linear, rms_normalise
 from muesli.networks.torsos import TORSOS
 from muesli.ops.values import squeeze
 from muesli.types import Array, EnvSpec, ModelOutput, PRNGKey, PyTree, RootOutput
@@ -141,6 +141,8 @@ class _AgentNetwork(nnx.Module):
         if self.core is not None:
             features, state = self._recur(features.reshape(steps, batch, -1), inputs.first, state)
             features = flat(features)
+            if self.config.normalise_core:
+                features = rms_normalise(features)
         planes = isinstance(self.dynamics, MuZeroDynamics)
         summary = self.dynamics.read(features) if planes else features
         legal = None if inputs.legal_actions is None else flat(inputs.legal_actions)

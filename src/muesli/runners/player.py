@@ -24,9 +24,17 @@ from muesli.runners.rundir import read_config
 from muesli.runners.train import load_agent_state
 from muesli.types import Array, PRNGKey, TimeStep
 
+# Continuous actions that are thought about: drawn from the policy.
+_DRAWN = 16
+
 
 class Thought(NamedTuple):
-    """What the agent thinks of one state. policy: [A]; value: []; q: [A]."""
+    """What the agent thinks of one state.
+
+    Discrete actions: policy: [A], their probabilities; q: [A]. Continuous ones: policy: [D, 3],
+    the middle of each dimension and one standard deviation to either side; q: [16], of actions
+    drawn from the policy, in increasing order. value: [].
+    """
 
     policy: np.ndarray
     value: float
@@ -110,11 +118,17 @@ class Player:
                 memory, timestep = remember(self.parts, memory, timestep)
                 state = memory.actors
                 root, _ = root_of(network, config, acting, timestep, state)
-                assert isinstance(root.policy, Categorical)
-                actions = jnp.arange(spec.num_actions)[None]
-                q = look_ahead(network, config, acting.params, root.embedding, actions)
                 value = decode(root.value_logits, supports(config)[1])
-                return root.policy.probs(), value, q
+                if isinstance(root.policy, Categorical):
+                    shown, actions = root.policy.probs(), jnp.arange(spec.num_actions)[None]
+                else:
+                    shown = jnp.stack([root.policy.shifted(k).mode() for k in (-1, 0, 1)], -1)
+                    drawn = root.policy.sample(jax.random.key(0), (_DRAWN,))
+                    actions = jnp.swapaxes(drawn, 0, 1)
+                q = look_ahead(network, config, acting.params, root.embedding, actions)
+                if not isinstance(root.policy, Categorical):
+                    q = jnp.sort(q, axis=-1)
+                return shown, value, q
 
             self._think_compiled = jax.jit(think)
         return self._think_compiled

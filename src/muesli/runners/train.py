@@ -14,8 +14,9 @@ import numpy as np
 
 from muesli import checkpoint, keys
 from muesli.agent import make_act
-from muesli.config import Config
-from muesli.envs.base import JaxEnv
+from muesli.config import Config, ConfigError
+from muesli.envs import ENVS, EnvError
+from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, Stop, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate
@@ -34,6 +35,8 @@ Callback = Callable[[Mapping[str, Any]], None]
 _WINDOW = 100
 # A last checkpoint that cannot be written is tried again after these pauses.
 _LAST_TRIES_SECONDS = (1.0, 3.0)
+# Steps played in a copy of the environment before a run begins.
+_TRIAL_STEPS = 20
 # Evaluations draw from a key of their own, the same for every seed of a run.
 _EVAL_SEED = 2**31 - 4
 
@@ -55,9 +58,13 @@ def train(
     run_dir: str | Path | Sequence[Path],
     callbacks: Sequence[Callback] = (),
     init_from: str | Path | None = None,
+    env: Callable[[], Any] | None = None,
     signals: Signals | None = None,
 ) -> Result:
     """Trains ``config`` in a fresh ``run_dir``. With several directories, one seed in each.
+
+    ``env`` makes the environment, ours or a Gymnasium one: short for ``ENVS[config.env.name] =
+    env``, which who resumes or loads the run in another process does before.
 
     The seeds are ``config.seed``, ``config.seed + 1``, … and train together, as one program.
     Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
@@ -66,7 +73,10 @@ def train(
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
+    if env is not None:
+        ENVS[config.env.name] = env
     parts = build(config)
+    _try_out(parts.env)
     engine = make_engine(parts, [c.seed for c in configs])
     directories = [RunDirectory.create(p, c) for p, c in zip(paths, configs, strict=True)]
 
@@ -90,6 +100,15 @@ def train(
         engine.close()
         for directory in directories:
             directory.release()
+
+
+def _try_out(env: JaxEnv | HostEnvs) -> None:
+    """A few steps before anything is started: what is wrong at once is told in one line."""
+    if isinstance(env, HostEnvs) and env.trial is not None:
+        try:
+            env.trial(_TRIAL_STEPS)
+        except EnvError as error:
+            raise ConfigError(f"env.name: {error}") from error
 
 
 def resume(

@@ -1,0 +1,64 @@
+"""Continuous actions, and ten thousand discrete ones, learnt to a bar."""
+
+import dataclasses
+
+import pytest
+
+from muesli import presets
+from muesli.config import BatchConfig, OptimiserConfig
+from muesli.runners.train import train as run
+
+replace = dataclasses.replace
+
+
+def one_step(name, **changes):
+    """A run on a task of one step, inside JAX."""
+    base = presets.catch()
+    config = replace(
+        base,
+        total_env_steps=16_000,
+        env=replace(base.env, name=name, num_envs=8),
+        network=replace(base.network, torso_units=32, model_units=32),
+        agent=replace(base.agent, retrace_samples=16),
+        update=replace(base.update, kl_samples=16),
+        model=replace(base.model, unroll_steps=1),
+        batch=BatchConfig(
+            batch_sequences=32, online_sequences=8, sequence_length=8, replay_capacity_steps=2_000
+        ),
+        log=replace(base.log, log_every_steps=4_000, eval_every_steps=0, checkpoint_every_steps=0),
+    )
+    return replace(config, **changes)
+
+
+def test_a_continuous_bandit_is_solved(tmp_path):
+    # The best action pays 1 on average; the first policy, all over the square, about 0.
+    config = one_step("continuous_bandit")
+    config = replace(
+        config,
+        agent=replace(config.agent, centre_advantages=True, baseline="expected_q"),
+        optimiser=OptimiserConfig(learning_rate=1e-3),
+    )
+    evaluation = run(config, tmp_path / "run").evaluations[0]
+    assert evaluation["return_mean"] > 0.9
+
+
+def test_pendulum_is_swung_up_and_held(tmp_path):
+    base = presets.pendulum()
+    config = replace(base, log=replace(base.log, eval_every_steps=0, checkpoint_every_steps=0))
+    evaluation = run(config, tmp_path / "run").evaluations[0]
+    assert evaluation["episodes"] == 20
+    assert evaluation["return_mean"] > -250.0
+
+
+def test_ten_thousand_actions_are_learnt_with_sixteen_samples(tmp_path):
+    # One arm in a hundred pays, another hundredth for each of eight contexts.
+    evaluation = run(one_step("crowded_bandit"), tmp_path / "run").evaluations[0]
+    assert evaluation["return_mean"] > 0.8
+
+
+@pytest.mark.learn
+def test_lunar_lander_lands(tmp_path):
+    pytest.importorskip("Box2D", reason="needs gymnasium[box2d]")
+    base = presets.gym("gym:LunarLander-v3")
+    evaluation = run(replace(base, total_env_steps=300_000), tmp_path / "run").evaluations[0]
+    assert evaluation["return_mean"] > 200.0
