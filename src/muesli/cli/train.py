@@ -106,7 +106,8 @@ def _train(config: Config, title: str, dirs: list[Path], source: Path | None, si
 
     prepare_device()
     try:
-        return _run(config, title, lambda watch: train(config, dirs, [watch], source, signals))
+        start = lambda watch: train(config, dirs, [watch], source, signals=signals)  # noqa: E731
+        return _run(config, title, start)
     except CheckpointError as error:
         raise UsageError(f"--init-from: {error}") from error
 
@@ -138,7 +139,7 @@ def _resume(run_dir: Path, signals: Any) -> int:
             print(f"{run_dir}: already complete")
             return 0
     try:
-        return _run(config, str(run_dir), lambda watch: resume(run_dir, [watch], signals))
+        return _run(config, str(run_dir), lambda watch: resume(run_dir, [watch], signals=signals))
     except CheckpointError as error:
         raise UsageError(str(error)) from error
 
