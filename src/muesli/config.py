@@ -231,6 +231,14 @@ class AtariConfig:
 
 
 @dataclass(frozen=True)
+class GoConfig:
+    """How Go is scored."""
+
+    komi: float = 7.5
+    """Points that White is given. Perfect play is known to win 9 for Black on 7×7, 25 on 5×5."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """Which environment, and how many copies."""
 
@@ -247,6 +255,7 @@ class EnvConfig:
     processes: int = 0
     """Worker processes that share the copies of all groups; 0 runs them in this one."""
     atari: AtariConfig = AtariConfig()
+    go: GoConfig = GoConfig()
 
 
 @dataclass(frozen=True)

@@ -236,6 +236,17 @@ def connect_four() -> Config:
     )
 
 
+def go_5x5() -> Config:
+    """Go on 5×5 by self-play with a small convolutional network: a minute on two cores."""
+    base = connect_four()
+    return replace(
+        base,
+        total_env_steps=250_000,
+        env=EnvConfig(name="go_5x5", num_envs=32),
+        network=replace(base.network, torso_channels=(32,)),
+    )
+
+
 def minatar() -> Config:
     """MinAtar Breakout on a laptop: the default run."""
     base = catch()
@@ -337,6 +348,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "recall": recall,
     "tic_tac_toe": tic_tac_toe,
     "connect_four": connect_four,
+    "go_5x5": go_5x5,
     "minatar": minatar,
     "minatar_gpu": minatar_gpu,
 }
