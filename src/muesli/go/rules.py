@@ -126,12 +126,13 @@ class Game:
             return -self.moves[-1].colour
         return WHITE if self.handicap else BLACK
 
-    def after(self, move: Move) -> Board:
+    def after(self, move: Move, superko: bool | None = None) -> Board:
         """The board after a move; raises IllegalMove."""
         if move.point == self.size**2:
             return self.board
         board = place(self.board, self.size, move)
-        earlier = self.boards[:-1] if self.superko else self.boards[-2:-1]
+        strict = self.superko if superko is None else superko
+        earlier = self.boards[:-1] if strict else self.boards[-2:-1]
         if board in earlier:
             raise IllegalMove("the whole board would be as it was before")
         return board
@@ -155,12 +156,12 @@ class Game:
             board[point] = BLACK
         self.boards, self.handicap = [tuple(board)], list(points)
 
-    def legal(self, colour: int) -> np.ndarray:
+    def legal(self, colour: int, superko: bool | None = None) -> np.ndarray:
         """Which actions a colour may take: [size² + 1] bool."""
         mask = np.ones(self.size**2 + 1, bool)
         for point in range(self.size**2):
             try:
-                self.after(Move(colour, point))
+                self.after(Move(colour, point), superko)
             except IllegalMove:
                 mask[point] = False
         return mask

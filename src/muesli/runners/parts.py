@@ -113,8 +113,6 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
     ):
         if name not in known:
             raise ConfigError(f"{field}: there is no '{name}'; there are {', '.join(known)}")
-    if config.update.name == "mcts":
-        raise ConfigError("update.name: mcts needs a search, which this version does not have")
     if net.torso != "mlp" and len(spec.observation_shape) != 3:
         raise ConfigError(
             f"network.torso: {net.torso} needs images; the observations of {config.env.name} have "
@@ -137,7 +135,7 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
         ):
             if samples is None:
                 raise ConfigError(f"{field}: continuous actions need a number of samples, got None")
-        if config.agent.act_with in ("cmpo", "q_softmax"):
+        if config.agent.act_with in ("cmpo", "q_softmax", "mcts"):
             raise ConfigError(
                 f"agent.act_with: {config.agent.act_with} needs a finite set of actions; "
                 "use prior or online"

@@ -240,6 +240,11 @@ class _Run:
             name = f"step-{int(np.asarray(snapshot.agent.step))}"
             checkpoint.save(directory.checkpoints, name, snapshot, meta)
             checkpoint.prune(directory.checkpoints, self.parts.config.log.keep_checkpoints)
+            keep_every = self.parts.config.log.keep_every * self.parts.schedule.checkpoint_every
+            if keep_every and (meta["complete"] or self.calls_done % keep_every == 0):
+                name = f"kept-{int(np.asarray(snapshot.agent.step))}"
+                steps = {"env_steps": self.parts.schedule.env_steps(self.calls_done)}
+                checkpoint.save(directory.checkpoints, name, _light(snapshot.agent), steps)
 
 
 def _evaluator(parts: Parts) -> Callable[[AgentState, int], Evaluation]:
@@ -276,12 +281,35 @@ def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
     }
 
 
-def load_agent_state(run_dir: Path, parts: Parts, best: bool = False) -> AgentState:
-    """The AgentState of a run: of its newest good checkpoint, or of its best evaluation."""
+def _light(agent: AgentState) -> AgentState:
+    """What is needed to act with the prior parameters, and no more."""
+    return agent._replace(online=(), optimiser=(), dual=())
+
+
+def kept_checkpoints(run_dir: Path) -> list[str]:
+    """Names of the checkpoints a run kept for good, oldest first."""
+    found = (p.name for p in (run_dir / "checkpoints").glob("kept-*") if p.name[5:].isdigit())
+    return sorted(found, key=lambda name: int(name[5:]))
+
+
+def load_agent_state(
+    run_dir: Path, parts: Parts, best: bool = False, name: str | None = None
+) -> AgentState:
+    """The AgentState of a run: of its newest good checkpoint, of its best evaluation, or of the
+    checkpoint ``name``. Of a run of which only kept ones are there, the newest of them.
+    """
     directory = run_dir / "checkpoints"
     agent = jax.eval_shape(parts.agent.init, jax.random.key(0))
-    if best:
+    kept = kept_checkpoints(run_dir)
+    if name is None and not best and kept and not checkpoint.newest_first(directory):
+        name = kept[-1]
+    if best or name == "best":
         return checkpoint.load(directory / "best", agent)[0]
+    if name is not None and name.startswith("kept-"):
+        light = checkpoint.load(directory / name, _light(agent))[0]
+        return light._replace(online=light.prior)
+    if name is not None:
+        return checkpoint.load(directory / name, agent, within=".agent")[0]
     state, _, _ = checkpoint.load_newest(directory, agent, lambda line: None, within=".agent")
     return state
 
