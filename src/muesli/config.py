@@ -234,6 +234,8 @@ class BatchConfig:
     """Steps the replay ring holds, over all environments."""
     replay_min_steps: int = 0
     """Steps to collect before the first update."""
+    symmetries: bool = False
+    """Boards: train on every sequence turned and mirrored at random: the game is the same."""
 
 
 @dataclass(frozen=True)

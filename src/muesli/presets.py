@@ -310,7 +310,9 @@ def go_h200() -> Config:
         ),
         agent=replace(base.agent, target_rate=0.05),
         optimiser=OptimiserConfig(learning_rate=1e-3, final_learning_rate=1e-4),
-        batch=BatchConfig(batch_sequences=128, online_sequences=128, sequence_length=32),
+        batch=BatchConfig(
+            batch_sequences=128, online_sequences=128, sequence_length=32, symmetries=True
+        ),
         log=LogConfig(
             log_every_steps=500_000,
             eval_every_steps=5_000_000,

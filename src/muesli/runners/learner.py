@@ -11,12 +11,13 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Agent
 from muesli.config import Config
-from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
+from muesli.runners.symmetry import turn
+from muesli.types import AgentState, Array, EnvSpec, Metrics, PRNGKey, PyTree, Trajectory
 
 Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], tuple[AgentState, Metrics]]
 
 
-def make_learn(agent: Agent, config: Config) -> Learn:
+def make_learn(agent: Agent, config: Config, spec: EnvSpec) -> Learn:
     """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag)."""
     batch, stack = config.batch, config.env.frame_stack
     updates_per_chunk = config.env.num_envs // batch.online_sequences
@@ -33,6 +34,8 @@ def make_learn(agent: Agent, config: Config) -> Learn:
             sequences = ring.mix(fresh, replayed.batch)
             age = replayed.age_chunks * updates_per_chunk
             metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
+        if batch.symmetries:
+            sequences = turn(sequences, spec, jax.random.fold_in(sample_key, 1))
         state, update_metrics = agent.update(state, sequences, update_key)
         metrics["policy_lag_updates"] = jnp.asarray(lag, jnp.float32)
         return state, metrics | update_metrics

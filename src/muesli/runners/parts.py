@@ -11,6 +11,7 @@ from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
+from muesli.runners.symmetry import check_board
 from muesli.types import EnvSpec
 
 
@@ -140,6 +141,8 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
                 f"agent.act_with: {config.agent.act_with} needs a finite set of actions; "
                 "use prior or online"
             )
+    if config.batch.symmetries:
+        check_board(spec)
     if isinstance(env, HostEnvs) and spec.players == 2:
         raise ConfigError(
             f"env.name: {config.env.name} has two players, which only environments inside JAX may"
