@@ -241,7 +241,8 @@ class _Run:
             checkpoint.save(directory.checkpoints, name, snapshot, meta)
             checkpoint.prune(directory.checkpoints, self.parts.config.log.keep_checkpoints)
             keep_every = self.parts.config.log.keep_every * self.parts.schedule.checkpoint_every
-            if keep_every and (meta["complete"] or self.calls_done % keep_every == 0):
+            ending = meta["complete"] or self.stopped_by is not None
+            if keep_every and (ending or self.calls_done % keep_every == 0):
                 name = f"kept-{int(np.asarray(snapshot.agent.step))}"
                 steps = {"env_steps": self.parts.schedule.env_steps(self.calls_done)}
                 checkpoint.save(directory.checkpoints, name, _light(snapshot.agent), steps)
