@@ -102,7 +102,7 @@ ONLY_IN: dict[str, set[str]] = {
 }
 
 # Oracles of the tests and other frameworks: nowhere in the package.
-NOWHERE = {"chex", "distrax", "haiku", "rlax", "tensorflow", "tests", "torch"}
+NOWHERE = {"chex", "distrax", "haiku", "pyspiel", "rlax", "tensorflow", "tests", "torch"}
 
 # Gradients stop at one place, where the agent makes its Targets.
 NO_STOP_GRADIENT = {"losses", "policy_updates"}

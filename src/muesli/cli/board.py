@@ -116,11 +116,10 @@ def match_command(argv: Sequence[str]) -> int:
         theirs = EngineSide(command, args.opponent, args.move_seconds)
     else:
         other = _load(args.opponent_run, args, args.opponent_checkpoint, args.seed + 1)
-        name = f"{args.opponent_run.name} {args.opponent_checkpoint or ''}".strip()
-        theirs = AgentSide(other, name)
+        theirs = AgentSide(other, _name(args.opponent_run, args.opponent_checkpoint))
     agent = _load(args.run_dir, args, args.checkpoint, args.seed)
     how = act_with(args)
-    ours = AgentSide(agent, f"{args.run_dir.name} {args.checkpoint or ''} {how}".strip())
+    ours = AgentSide(agent, _name(args.run_dir, args.checkpoint, how))
 
     def show(number: int, row: dict[str, Any]) -> None:
         points = {1.0: "won", 0.0: "lost", 0.5: "drew"}[row["points"]]
@@ -150,6 +149,10 @@ def match_command(argv: Sequence[str]) -> int:
             f"(95%: {summary['wilson_low']:.1%} to {summary['wilson_high']:.1%})"
         )
     return 0
+
+
+def _name(run_dir: Path, *details: str | None) -> str:
+    return " ".join([run_dir.resolve().name, *(d for d in details if d)])
 
 
 def elo_command(argv: Sequence[str]) -> int:
