@@ -132,6 +132,13 @@ class Player:
         return self._think_compiled
 
 
+def for_playing(config: Config) -> Config:
+    """The same run in the arithmetic of this machine: CPUs only emulate bfloat16."""
+    if jax.default_backend() != "cpu":
+        return config
+    return replace(config, network=replace(config.network, compute_dtype="float32"))
+
+
 def load(
     run_dir: str | Path,
     best: bool = False,
@@ -144,5 +151,5 @@ def load(
     path = Path(run_dir)
     config = read_config(path)
     config = replace(config, search=replace(config.search, **(search or {})))
-    parts = build(config)
+    parts = build(for_playing(config))
     return Player(parts, load_agent_state(path, parts, best, checkpoint))

@@ -15,6 +15,7 @@ from muesli.checkpoint import read_manifest
 from muesli.config import ConfigError
 from muesli.envs.base import JaxEnv
 from muesli.runners.parts import build
+from muesli.runners.player import for_playing
 from muesli.runners.rundir import read_config
 from muesli.runners.train import kept_checkpoints, load_agent_state
 from muesli.runners.versus import Contestant, fit_elo, make_versus, round_robin
@@ -35,7 +36,7 @@ def rate_run(
     """
     config = read_config(run_dir)
     config = replace(config, search=replace(config.search, **(search or {})))
-    parts = build(config)
+    parts = build(for_playing(config))
     if not isinstance(parts.env, JaxEnv) or parts.env.spec.players != 2:
         raise ConfigError(f"env.name: {config.env.name} is no game of two players inside JAX")
     if config.network.core != "none":
