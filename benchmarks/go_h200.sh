@@ -22,7 +22,7 @@ timeout --signal TERM --kill-after 90 "${minutes}m" $muesli "${command[@]}"
 status=$?
 
 tar -C "$run" -czf "$out/run.tgz" config.json run.json metrics.jsonl
-mapfile -t kept < <(ls -d "$run"/checkpoints/kept-* 2>/dev/null | sort -t- -k2 -V)
+mapfile -t kept < <(ls -d "$run"/checkpoints/kept-* 2>/dev/null | sort -V)
 keep=${KEEP:-6} last=$((${#kept[@]} - 1))
 for ((i = 0; i < keep && last >= 0; i++)); do
   name=$(basename "${kept[$((keep > 1 ? i * last / (keep - 1) : last))]}")

@@ -14,6 +14,7 @@ from muesli.config import Config, ConfigError, SearchConfig, validate
 from muesli.distributions import Categorical
 from muesli.networks.network import Network
 from muesli.ops.values import Support, encode
+from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
 from muesli.search import make_search, search_target
 from muesli.types import ModelOutput, RootOutput
@@ -177,6 +178,26 @@ def test_the_mcts_update_must_act_by_search():
         validate(replace(acting, model=replace(acting.model, q_model="direct")))
     with pytest.raises(ConfigError, match=r"search\.simulations"):
         validate(replace(acting, search=SearchConfig(simulations=0)))
+
+
+def test_the_mcts_update_distils_what_the_actors_acted_by():
+    base = presets.with_update(small_tic_tac_toe(), "mcts")
+    config = replace(
+        base,
+        agent=replace(base.agent, act_with="mcts"),
+        search=replace(base.search, simulations=3),
+        env=replace(base.env, num_envs=4),
+        batch=replace(base.batch, batch_sequences=4, online_sequences=4, sequence_length=5),
+    )
+    parts = build(config)
+    anakin = make_anakin(parts)
+    state = anakin.init(jax.random.key(0))
+    after, metrics, _ = jax.jit(lambda s: anakin.iterate(s, 1))(state)
+    # The first policy is uniform over legal moves, the visits of three simulations are not.
+    assert 0.5 < float(metrics["loss_mcts"]) < np.log(9)
+    assert np.isfinite(float(metrics["loss_policy_model"]))
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), after.agent, state.agent).online
+    assert max(jax.tree.leaves(moved)) > 0.0
 
 
 def test_continuous_actions_cannot_be_searched():

@@ -274,6 +274,8 @@ def make_act(
     """
     if spec.num_actions is None and act_with in ("cmpo", "q_softmax", "mcts"):
         raise ConfigError(f"agent.act_with: {act_with} needs a finite set of actions")
+    if act_with == "mcts" and config.model.q_model == "direct":
+        raise ConfigError("model.q_model: a search adds up rewards and needs reward_value")
     search = make_search(network, config, supports(config), explore)
 
     def act(

@@ -116,6 +116,7 @@ def test_the_values_of_self_play_are_those_of_negamax(monkeypatch):
 # --- search -------------------------------------------------------------------------------------
 
 
+@pytest.mark.learn
 def test_distilling_a_search_learns_catch():
     base = presets.with_update(presets.catch(), "mcts")
     config = replace(
