@@ -238,7 +238,7 @@ def connect_four() -> Config:
 
 
 def go_5x5() -> Config:
-    """Go on 5×5 by self-play with a small convolutional network: about a minute on two cores."""
+    """Go on 5×5 by self-play with a small convolutional network: a minute or two on two cores."""
     base = catch()
     return replace(
         base,
