@@ -28,7 +28,7 @@ _MATHS = _BASE | {"config", "distributions", "ops"}
 _LEARNER = _MATHS | {"policy_updates", "losses", "diagnostics", "networks", "optim", "search"}
 _RECORDS = _BASE | {"config", "checkpoint", "metrics", "plots", "report", "video"}
 _EVERYTHING = (
-    _LEARNER | _RECORDS | {"agent", "envs", "keys", "presets", "replay", "runners", "suites"}
+    _LEARNER | _RECORDS | {"agent", "envs", "go", "keys", "presets", "replay", "runners", "suites"}
 )
 
 # room -> the other rooms it may import. A row whose room does not exist yet is fine.
@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": _MATHS | {"policy_updates", "networks"},
     "diagnostics": _MATHS | {"policy_updates", "losses"},
     "agent": _LEARNER,
-    "runners": _EVERYTHING - {"runners", "suites", "report", "plots", "video"},
+    "runners": _EVERYTHING - {"runners", "suites", "report", "plots", "video", "go"},
     "cli": _EVERYTHING,
     # beside the chain
     "config": set(),
@@ -60,6 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "metrics", "plots"},
     "video": _BASE | {"config", "envs", "plots", "runners"},
     "suites": {"config", "presets", "runners"},
+    # Go at the board: referee, GTP, matches, diagrams
+    "go": _BASE | {"config", "distributions", "agent", "envs", "plots", "runners"},
     # the front doors
     "__init__": _EVERYTHING,
     "__main__": {"cli"},
@@ -75,7 +77,7 @@ HOST_MODULES = {
     *("select", "selectors", "signal", "socket"),
     *("datetime", "time"),
 }
-HOST_ROOMS = {"cli", "runners", "checkpoint", "metrics", "plots", "report", "video"}
+HOST_ROOMS = {"cli", "go", "runners", "checkpoint", "metrics", "plots", "report", "video"}
 # What a single module elsewhere may use: the emulators' threads are as many as the processors, and
 # worker processes are started, shared memory with, waited for and killed in one place.
 HOST_EXCEPTIONS: dict[str, set[str]] = {
@@ -100,7 +102,7 @@ ONLY_IN: dict[str, set[str]] = {
 }
 
 # Oracles of the tests and other frameworks: nowhere in the package.
-NOWHERE = {"chex", "distrax", "haiku", "rlax", "tensorflow", "tests", "torch"}
+NOWHERE = {"chex", "distrax", "haiku", "pyspiel", "rlax", "tensorflow", "tests", "torch"}
 
 # Gradients stop at one place, where the agent makes its Targets.
 NO_STOP_GRADIENT = {"losses", "policy_updates"}

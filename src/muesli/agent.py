@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from muesli.config import Config
+from muesli.config import Config, ConfigError
 from muesli.diagnostics import diagnostics, masked_mean
 from muesli.distributions import Categorical, Policy
 from muesli.losses import ModelPredictions, model_losses, unroll_index
@@ -40,6 +40,7 @@ from muesli.ops.targets import (
 from muesli.ops.values import Support, decode
 from muesli.optim import clipped_share, make_optimiser
 from muesli.policy_updates import UPDATES, mpo_dual_gradient
+from muesli.search import make_search, search_target
 from muesli.types import (
     ActorState,
     AgentState,
@@ -272,7 +273,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         init=init,
         initial_actor=lambda batch: initial_actor(spec, network, batch),
         acting=acting,
-        act=make_act(spec, network, config, config.agent.act_with),
+        act=make_act(spec, network, config, config.agent.act_with, explore=True),
         observe=observe,
         update=update,
     )
@@ -330,26 +331,38 @@ def root_of(
 
 
 def make_act(
-    spec: EnvSpec, network: Network, config: Config, act_with: str, greedy: bool = False
+    spec: EnvSpec,
+    network: Network,
+    config: Config,
+    act_with: str,
+    greedy: bool = False,
+    explore: bool = False,
 ) -> Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]:
     """The acting function of one mode: "prior" and "online" sample the network's policy,
-    "cmpo" its improvement by the model, "q_softmax" the model's action values alone.
+    "cmpo" its improvement by the model, "q_softmax" the model's action values alone, "mcts" the
+    visits of a tree search, which with ``explore`` is given noise at its root.
     """
-    if spec.num_actions is None and act_with in ("cmpo", "q_softmax"):
-        raise ValueError(f"agent.act_with: {act_with} needs a finite set of actions")
+    if spec.num_actions is None and act_with in ("cmpo", "q_softmax", "mcts"):
+        raise ConfigError(f"agent.act_with: {act_with} needs a finite set of actions")
+    if act_with == "mcts" and config.model.q_model == "direct":
+        raise ConfigError("model.q_model: a search adds up rewards and needs reward_value")
+    search = make_search(network, config, supports(config), explore)
 
     def act(
         acting: Acting, timestep: TimeStep, actor: ActorState, keys: Array
     ) -> tuple[Array, Policy, ActorState]:
         root, recurrent = root_of(network, config, acting, timestep, actor)
-        policy = improve(acting, root)
+        policy = improve(acting, root, keys)
         if greedy:
             action = policy.mode()
         else:
             action = jax.vmap(lambda p, key: p.sample(key))(policy, keys)
         return action, policy, ActorState(recurrent, action, actor.last_reward)
 
-    def improve(acting: Acting, root: RootOutput) -> Policy:
+    def improve(acting: Acting, root: RootOutput, keys: Array) -> Policy:
+        if act_with == "mcts":
+            search_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+            return search(acting.params, root, search_keys).policy
         if act_with not in ("cmpo", "q_softmax"):
             return root.policy
         assert isinstance(root.policy, Categorical)
@@ -575,6 +588,9 @@ def estimate(
         candidates=Candidates(actions, weights, log_prior, q.candidates - value[..., None], None),
         temperature=jnp.broadcast_to(jnp.exp(state.dual.log_temperature), value.shape),
     )
+    if config.agent.act_with == "mcts":
+        # The actors searched: what they acted by is π_MCTS.
+        inputs = inputs._replace(search=jax.vmap(jax.vmap(search_target))(behaviour))
     values, valid = _value_targets(config, returns, records.step_type)
     targets = Targets(
         returns.returns, values, valid, rewards, discounts, records.step_type, inputs, value
@@ -643,8 +659,10 @@ def _action_values(
     Where there are fewer actions than samples, every action is looked at once and the samples are
     read from that.
     """
-    samples = config.agent.retrace_samples
-    if samples is not None:
+    # V-trace has no use for E_{A∼π} q̂.
+    samples = 0 if config.agent.return_estimator == "vtrace" else config.agent.retrace_samples
+    drawn = candidates[:, :, :0]
+    if samples:
         sample = lambda p, k: p.sample(jax.random.fold_in(k, 1), (samples,))  # noqa: E731
         drawn = jnp.moveaxis(jax.vmap(sample)(policy, keys), 1, 2)
     wanted = 1 + candidates.shape[2] + (samples or 0)
@@ -660,7 +678,7 @@ def _action_values(
         every = every.reshape(everything.shape)
         at = lambda a: jnp.take_along_axis(every, a, axis=2)  # noqa: E731
         assert isinstance(policy, Categorical)
-        expected = jnp.sum(policy.probs() * every, 2) if samples is None else at(drawn).mean(2)
+        expected = jnp.sum(policy.probs() * every, 2) if samples is None else _mean(at(drawn))
         of_candidates = every if config.update.kl_samples is None else at(candidates)
         return _ActionValues(at(taken[..., None])[..., 0], expected, of_candidates, every)
 
@@ -671,10 +689,15 @@ def _action_values(
     values = values.reshape((*shape, wanted))
     return _ActionValues(
         values[..., 0],
-        values[..., 1 : 1 + samples].mean(2),
+        _mean(values[..., 1 : 1 + samples]),
         values[..., 1 + samples :],
         None,
     )
+
+
+def _mean(x: Array) -> Array:
+    """Mean over the last axis; 0 where it is empty."""
+    return jnp.sum(x, axis=-1) / max(1, x.shape[-1])
 
 
 def _estimate_returns(

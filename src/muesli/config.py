@@ -154,6 +154,8 @@ class NetworkConfig:
     """Units of the dynamics LSTM, or of the last layer before the heads of the muzero dynamics."""
     blocks: int = 16
     """Residual blocks of the muzero torso, and of the muzero dynamics."""
+    model_blocks: int | None = None
+    """Residual blocks of the muzero dynamics, if not as many as of its torso."""
     model_planes: int = 256
     """Planes of the muzero network."""
     head_planes: int = 32
@@ -208,12 +210,34 @@ class AgentConfig:
     """Subtract the batch's mean from the advantages (not in the paper): no action is to blame for
     what v̂ is off by everywhere. Wanted for continuous policies, which run away from their own past
     while every advantage is negative."""
-    act_with: Literal["prior", "online", "cmpo", "q_softmax"] = "prior"
+    act_with: Literal["prior", "online", "cmpo", "q_softmax", "mcts"] = "prior"
     """Which policy acts while training."""
     q_softmax_temperature: float = 1.0
     """Temperature of acting by softmax of q̂, in standard deviations of the advantage."""
     dynamics_gradient_scale: float = 1.0
     """Scales the gradient flowing back through each step of the model (MuZero used 0.5)."""
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Tree search over the model, for acting with mcts and for the mcts update."""
+
+    algorithm: Literal["muzero", "gumbel"] = "muzero"
+    """MuZero's search, or Gumbel MuZero's, which does better with few simulations."""
+    simulations: int = 50
+    """Model steps of one search."""
+    max_depth: int | None = None
+    """How many actions deep a search may look; None does not limit it."""
+    dirichlet_fraction: float = 0.25
+    """Share of Dirichlet noise in the root's prior while training (muzero)."""
+    dirichlet_alpha: float = 0.3
+    """Concentration of that noise (muzero)."""
+    pb_c_init: float = 1.25
+    """c₁ of the PUCT formula (muzero)."""
+    pb_c_base: float = 19652.0
+    """c₂ of the PUCT formula (muzero)."""
+    considered_actions: int = 16
+    """Actions among which simulations at the root are shared out (gumbel)."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +257,8 @@ class BatchConfig:
     """Steps the replay ring holds, over all environments."""
     replay_min_steps: int = 0
     """Steps to collect before the first update."""
+    symmetries: bool = False
+    """Boards: train on every sequence turned and mirrored at random: the game is the same."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +283,14 @@ class AtariConfig:
 
 
 @dataclass(frozen=True)
+class GoConfig:
+    """How Go is scored."""
+
+    komi: float = 7.5
+    """Points that White is given. Perfect play is known to win 9 for Black on 7×7, 25 on 5×5."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """Which environment, and how many copies."""
 
@@ -273,6 +307,7 @@ class EnvConfig:
     processes: int = 0
     """Worker processes that share the copies of all groups; 0 runs them in this one."""
     atari: AtariConfig = AtariConfig()
+    go: GoConfig = GoConfig()
 
 
 @dataclass(frozen=True)
@@ -312,6 +347,9 @@ class LogConfig:
     """Steps between two checkpoints; 0 saves only at the end."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept, besides the best."""
+    keep_every: int = 0
+    """Every how many checkpoints the acting parameters are kept for good, as ``kept-<updates>``:
+    opponents for later, and Elo over training. 0 keeps none."""
     save_replay: bool = True
     """Whether a checkpoint holds the replay ring (Sebulba); without it, the ring fills anew."""
 
@@ -331,6 +369,7 @@ class Config:
     update: UpdateConfig = UpdateConfig()
     model: ModelLossConfig = ModelLossConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
+    search: SearchConfig = SearchConfig()
     batch: BatchConfig = BatchConfig()
     log: LogConfig = LogConfig()
 
@@ -361,6 +400,8 @@ def validate(config: Config) -> None:
         ("batch.sequence_length", batch.sequence_length),
         ("batch.micro_batches", batch.micro_batches),
         ("model.unroll_steps", model.unroll_steps),
+        ("search.simulations", config.search.simulations),
+        ("search.considered_actions", config.search.considered_actions),
         ("log.log_every_steps", config.log.log_every_steps),
         ("log.keep_checkpoints", config.log.keep_checkpoints),
         ("optimiser.max_skipped_updates", config.optimiser.max_skipped_updates),
@@ -374,6 +415,7 @@ def validate(config: Config) -> None:
         ("actors.queue_chunks", config.actors.queue_chunks),
         ("actors.max_restarts", config.actors.max_restarts),
         ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
+        ("log.keep_every", config.log.keep_every),
         ("batch.replay_min_steps", batch.replay_min_steps),
         ("update.policy_delay_updates", update.policy_delay_updates),
     ):
@@ -381,6 +423,7 @@ def validate(config: Config) -> None:
     for field, samples in (
         ("update.kl_samples", update.kl_samples),
         ("agent.retrace_samples", agent.retrace_samples),
+        ("search.max_depth", config.search.max_depth),
     ):
         _require(
             samples is None or samples >= 1, field, f"must be at least 1, or None, got {samples}"
@@ -390,6 +433,7 @@ def validate(config: Config) -> None:
         ("env.atari.sticky_action_probability", sticky, 0.0, 1.0),
         ("agent.trace_lambda", agent.trace_lambda, 0.0, 1.0),
         ("agent.target_rate", agent.target_rate, 0.0, 1.0),
+        ("search.dirichlet_fraction", config.search.dirichlet_fraction, 0.0, 1.0),
         ("update.uniform_prior_weight", update.uniform_prior_weight, 0.0, 1.0),
         ("update.behaviour_prior_weight", update.behaviour_prior_weight, 0.0, 1.0),
     ):
@@ -421,6 +465,8 @@ def validate(config: Config) -> None:
         ("network.value_max", config.network.value_max),
         ("network.reward_max", config.network.reward_max),
         ("agent.q_softmax_temperature", agent.q_softmax_temperature),
+        ("search.dirichlet_alpha", config.search.dirichlet_alpha),
+        ("search.pb_c_base", config.search.pb_c_base),
     ):
         _require(number > 0.0, field, f"must be positive, got {number:g}")
     _require(
@@ -438,6 +484,16 @@ def validate(config: Config) -> None:
         not (agent.return_estimator == "vtrace" and update.beta_loo),
         "update.beta_loo",
         "must be False with agent.return_estimator vtrace, which has no action values",
+    )
+    _require(
+        not (update.name == "mcts" and agent.act_with != "mcts"),
+        "agent.act_with",
+        f"must be mcts with update.name mcts, which distils what it acted by, got {agent.act_with}",
+    )
+    _require(
+        not (agent.act_with == "mcts" and model.q_model == "direct"),
+        "model.q_model",
+        "must be reward_value with agent.act_with mcts: a search adds up rewards",
     )
     net = config.network
     muzero = (net.torso == "muzero", net.model == "muzero", net.core == "none")

@@ -12,6 +12,7 @@ from muesli.config import (
     BatchConfig,
     Config,
     EnvConfig,
+    GoConfig,
     LogConfig,
     NetworkConfig,
     OptimiserConfig,
@@ -257,6 +258,92 @@ def connect_four() -> Config:
     )
 
 
+def go_5x5() -> Config:
+    """Go on 5×5 by self-play with a small convolutional network: a minute or two on two cores."""
+    base = catch()
+    return replace(
+        base,
+        total_env_steps=300_000,
+        env=EnvConfig(name="go_5x5", num_envs=16),
+        network=replace(
+            base.network,
+            torso="conv_small",
+            torso_channels=(32,),
+            value_bins=21,
+            value_max=1.0,
+            reward_bins=21,
+            reward_max=1.0,
+        ),
+        # As for the paper's Go: V-trace on fresh games alone.
+        agent=AgentConfig(discount=-1.0, return_estimator="vtrace", trace_lambda=0.99),
+        update=UpdateConfig(beta_loo=False, kl_samples=8),
+        model=replace(base.model, unroll_steps=3),
+        optimiser=OptimiserConfig(learning_rate=4e-3),
+        batch=BatchConfig(batch_sequences=16, online_sequences=16, sequence_length=20),
+        log=LogConfig(
+            log_every_steps=10_000,
+            eval_every_steps=50_000,
+            eval_episodes=200,
+            checkpoint_every_steps=50_000,
+            keep_every=1,
+        ),
+    )
+
+
+def go_7x7() -> Config:
+    """Go on 7×7, a little wider and longer: some minutes on two cores."""
+    base = go_5x5()
+    return replace(
+        base,
+        total_env_steps=1_500_000,
+        # With perfect play Black is known to win 9 points: this leaves a game of half a point.
+        env=EnvConfig(name="go_7x7", num_envs=32, go=GoConfig(komi=8.5)),
+        network=replace(base.network, torso_channels=(32, 32), torso_units=256, model_units=256),
+        optimiser=OptimiserConfig(learning_rate=2e-3),
+        batch=BatchConfig(batch_sequences=32, online_sequences=32, sequence_length=24),
+        log=replace(
+            base.log,
+            log_every_steps=50_000,
+            eval_every_steps=250_000,
+            checkpoint_every_steps=250_000,
+        ),
+    )
+
+
+def go_h200() -> Config:
+    """9×9 Go for half an hour of one H200: the paper's method, a third of its planes, and batches
+    of 4,096 moves. docs/go.md works out its numbers.
+    """
+    base = go()
+    return replace(
+        base,
+        total_env_steps=60_000_000,
+        env=EnvConfig(name="go_9x9", num_envs=1024),
+        network=replace(
+            base.network,
+            model_planes=64,
+            model_blocks=2,
+            model_units=256,
+            value_bins=21,
+            value_max=1.0,
+            reward_bins=21,
+            reward_max=1.0,
+        ),
+        agent=replace(base.agent, target_rate=0.05),
+        optimiser=OptimiserConfig(learning_rate=1e-3, final_learning_rate=1e-4),
+        batch=BatchConfig(
+            batch_sequences=128, online_sequences=128, sequence_length=32, symmetries=True
+        ),
+        log=LogConfig(
+            log_every_steps=500_000,
+            eval_every_steps=5_000_000,
+            eval_episodes=128,
+            checkpoint_every_steps=5_000_000,
+            keep_every=1,
+        ),
+    )
+
+
 def minatar() -> Config:
     """MinAtar Breakout on a laptop: the default run."""
     base = catch()
@@ -395,6 +482,9 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "recall": recall,
     "tic_tac_toe": tic_tac_toe,
     "connect_four": connect_four,
+    "go_h200": go_h200,
+    "go_5x5": go_5x5,
+    "go_7x7": go_7x7,
     "minatar": minatar,
     "minatar_gpu": minatar_gpu,
 }

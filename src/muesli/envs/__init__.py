@@ -11,6 +11,7 @@ from muesli.config import ConfigError, EnvConfig
 from muesli.envs.base import EnvError, HostEnv, HostEnvs, JaxEnv
 from muesli.envs.check import check_env
 from muesli.envs.games import MINATAR_GAMES, board_game, minatar
+from muesli.envs.go import go, go_size
 from muesli.envs.toys import (
     bandit,
     catch,
@@ -32,6 +33,7 @@ ENVS: dict[str, Callable[[], Any]] = {
     "recall": recall,
     "tic_tac_toe": partial(board_game, "tic_tac_toe"),
     "connect_four": partial(board_game, "connect_four"),
+    **{f"go_{size}x{size}": partial(go, size) for size in (5, 7, 9)},
     **{f"minatar_{game}": partial(minatar, game) for game in MINATAR_GAMES},
 }
 """Every environment by name. Add your own: ``ENVS["mine"] = make_mine``, a function that returns a
@@ -41,8 +43,9 @@ JaxEnv, a HostEnvs, or one Gymnasium environment."""
 def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
     """The environment of that name; raises a ConfigError with the nearest names.
 
-    Besides those in ``ENVS``: ``atari:game``, ``gym:EnvId``, and ``module:EnvId`` for what a module
-    registers with Gymnasium when it is imported. ``config`` says how these are run.
+    Besides those in ``ENVS``: ``go_13x13`` and other boards, ``atari:game``, ``gym:EnvId``, and
+    ``module:EnvId`` for what a module registers with Gymnasium when it is imported. ``config`` says
+    how these are run.
     """
     config = config or EnvConfig(name=name)
     env = _make(name, config)
@@ -52,6 +55,9 @@ def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
 
 
 def _make(name: str, config: EnvConfig) -> JaxEnv | HostEnvs:
+    size = go_size(name)
+    if size is not None:
+        return go(size, config.go)
     if name in ENVS:
         return _made(ENVS[name], name)
     family, colon, rest = name.partition(":")

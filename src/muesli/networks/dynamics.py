@@ -85,9 +85,8 @@ class MuZeroDynamics(nnx.Module):
         inputs = 2 if self.is_board else spec.action_inputs
         self.from_state = conv(planes, planes, 3, self.dtype, rngs)
         self.from_action = conv(inputs, planes, 3, self.dtype, rngs)
-        self.tower = nnx.List(
-            [PreActivationBlock(planes, self.dtype, rngs) for _ in range(config.blocks)]
-        )
+        blocks = config.blocks if config.model_blocks is None else config.model_blocks
+        self.tower = nnx.List([PreActivationBlock(planes, self.dtype, rngs) for _ in range(blocks)])
         self.squeeze_planes = conv(planes, config.head_planes, 1, self.dtype, rngs)
         self.out = linear(height * width * config.head_planes, config.model_units, self.dtype, rngs)
         self.out_size = config.model_units

@@ -74,7 +74,7 @@ def make_anakin(parts: Parts) -> Anakin:
     num_envs, length = config.env.num_envs, config.batch.sequence_length
     online, stack = config.batch.online_sequences, config.env.frame_stack
     updates, slots = num_envs // online, jnp.arange(num_envs)
-    learn = make_learn(agent, config)
+    learn = make_learn(agent, config, parts.spec)
     reset = jax.vmap(env.reset)
     step = jax.vmap(lambda *x: auto_reset_step(env, *x))
 

@@ -11,13 +11,14 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Agent
 from muesli.config import Config
-from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
+from muesli.runners.symmetry import turn
+from muesli.types import AgentState, Array, EnvSpec, Metrics, PRNGKey, PyTree, Trajectory
 
 Learnt = tuple[AgentState, Metrics, Trajectory]
 Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], Learnt]
 
 
-def make_learn(agent: Agent, config: Config) -> Learn:
+def make_learn(agent: Agent, config: Config, spec: EnvSpec) -> Learn:
     """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag); it also
     answers with the batch it trained on, [B, T + 1].
     """
@@ -36,6 +37,8 @@ def make_learn(agent: Agent, config: Config) -> Learn:
             sequences = ring.mix(fresh, replayed.batch)
             age = replayed.age_chunks * updates_per_chunk
             metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
+        if batch.symmetries:
+            sequences = turn(sequences, spec, jax.random.fold_in(sample_key, 1))
         state, update_metrics = agent.update(agent.observe(state, fresh), sequences, update_key)
         metrics["policy_lag_updates"] = jnp.asarray(lag, jnp.float32)
         return state, metrics | update_metrics, sequences

@@ -11,6 +11,7 @@ from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
+from muesli.runners.symmetry import check_board
 from muesli.types import EnvSpec
 
 
@@ -113,8 +114,6 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
     ):
         if name not in known:
             raise ConfigError(f"{field}: there is no '{name}'; there are {', '.join(known)}")
-    if config.update.name == "mcts":
-        raise ConfigError("update.name: mcts needs a search, which this version does not have")
     if net.torso != "mlp" and len(spec.observation_shape) != 3:
         raise ConfigError(
             f"network.torso: {net.torso} needs images; the observations of {config.env.name} have "
@@ -137,11 +136,13 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
         ):
             if samples is None:
                 raise ConfigError(f"{field}: continuous actions need a number of samples, got None")
-        if config.agent.act_with in ("cmpo", "q_softmax"):
+        if config.agent.act_with in ("cmpo", "q_softmax", "mcts"):
             raise ConfigError(
                 f"agent.act_with: {config.agent.act_with} needs a finite set of actions; "
                 "use prior or online"
             )
+    if config.batch.symmetries:
+        check_board(spec)
     if isinstance(env, HostEnvs) and spec.players == 2:
         raise ConfigError(
             f"env.name: {config.env.name} has two players, which only environments inside JAX may"

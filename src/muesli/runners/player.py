@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,10 @@ class Player:
         """The run's environment."""
         return self.parts.env
 
+    def acting(self, act_with: str) -> Acting:
+        """The parameters that act in a mode."""
+        return self._acting["online" if act_with == "online" else "prior"]
+
     def initial_state(self, batch: int) -> Memory:
         """What the agent remembers before its first step in each of ``batch`` environments."""
         return initial_memory(self.parts, batch)
@@ -86,7 +91,7 @@ class Player:
         self, episodes: int, act_with: str = "prior", greedy: bool = False, seed: int = 0
     ) -> Evaluation:
         """Plays fresh episodes."""
-        acting = self._acting["online" if act_with == "online" else "prior"]
+        acting = self.acting(act_with)
         if act_with == "random":
             act: Callable[..., Any] = random_act(self.parts.spec)
         else:
@@ -134,10 +139,25 @@ class Player:
         return self._think_compiled
 
 
-def load(run_dir: str | Path, best: bool = False) -> Player:
-    """The agent of a run, at its newest good checkpoint or its best evaluation; or of a file that
-    ``muesli export`` wrote.
+def for_playing(config: Config) -> Config:
+    """The same run in the arithmetic of this machine: CPUs only emulate bfloat16."""
+    if jax.default_backend() != "cpu":
+        return config
+    return replace(config, network=replace(config.network, compute_dtype="float32"))
+
+
+def load(
+    run_dir: str | Path,
+    best: bool = False,
+    checkpoint: str | None = None,
+    search: Mapping[str, Any] | None = None,
+) -> Player:
+    """The agent of a run: at its newest good checkpoint, at its best evaluation, or at the
+    checkpoint of that name; or of a file that ``muesli export`` wrote. search: fields of the
+    configuration's ``search`` to change.
     """
     path = Path(run_dir)
-    parts = build(exported_config(path) if path.is_file() else read_config(path))
-    return Player(parts, load_agent_state(path, parts, best))
+    config = exported_config(path) if path.is_file() else read_config(path)
+    config = replace(config, search=replace(config.search, **(search or {})))
+    parts = build(for_playing(config))
+    return Player(parts, load_agent_state(path, parts, best, checkpoint))

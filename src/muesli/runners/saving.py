@@ -29,6 +29,7 @@ _MAY_CHANGE = frozenset(
         "log.eval_episodes",
         "log.eval_every_steps",
         "log.keep_checkpoints",
+        "log.keep_every",
     }
 )
 
@@ -62,6 +63,11 @@ class Saver:
         checkpoint.save(self.folder, name, agent, meta)
         checkpoint.prune(self.folder, 1, "best")
 
+    def save_for_good(self, agent: AgentState, meta: Mapping[str, Any]) -> None:
+        """Keeps what is needed to act, beside the checkpoints that come and go."""
+        name = f"kept-{int(np.asarray(agent.step))}"
+        checkpoint.save(self.folder, name, _light(agent), meta)
+
     def restore(self, engine: Engine, say: Callable[[str], None]) -> tuple[Loaded, PyTree]:
         """The newest good checkpoint and its ring; what is skipped is told to ``say``."""
         checkpoint.sweep(self.folder)
@@ -91,6 +97,23 @@ class Saver:
             )
         if changed:
             say(f"configuration changed since {path}: {tell(changed)}")
+
+
+def _light(agent: AgentState) -> AgentState:
+    """What is needed to act with the prior parameters, and no more."""
+    return agent._replace(online=(), optimiser=(), dual=())
+
+
+def load_kept(path: Path, template: AgentState) -> AgentState:
+    """An agent that was kept for good: it acts, and its online parameters are the prior ones."""
+    light = checkpoint.load(path, _light(template)).tree
+    return light._replace(online=light.prior)
+
+
+def kept_checkpoints(run_dir: Path) -> list[str]:
+    """Names of the checkpoints a run kept for good, oldest first."""
+    found = checkpoint.newest_first(run_dir / "checkpoints", "kept")
+    return [path.name for path in reversed(found)]
 
 
 def differences(there: Any, here: Any, where: str = "") -> dict[str, tuple[Any, Any]]:

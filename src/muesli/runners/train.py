@@ -25,7 +25,7 @@ from muesli.runners.faults import ActorError, NotFiniteError, TrainingError, dum
 from muesli.runners.host import evaluate_on_host
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
-from muesli.runners.saving import Saver
+from muesli.runners.saving import Saver, kept_checkpoints, load_kept
 from muesli.runners.signals import Signals
 from muesli.types import AgentState
 
@@ -337,7 +337,13 @@ class _Run:
             "evaluation": self.evaluations[k],
             "position": self.logs[k].position(),
         }
-        self.savers[k].save(self.engine.snapshot(k), meta)
+        snapshot = self.engine.snapshot(k)
+        self.savers[k].save(snapshot, meta)
+        keep_every = self.parts.config.log.keep_every * self.parts.schedule.checkpoint_every
+        ending = meta["complete"] or self.stopped_by is not None
+        if keep_every and (ending or self.calls_done % keep_every == 0):
+            steps = {"env_steps": self.parts.schedule.env_steps(self.calls_done)}
+            self.savers[k].save_for_good(snapshot.tree.agent, steps)
 
 
 def _evaluator(parts: Parts) -> Callable[[AgentState, int, Stop], Evaluation | None]:
@@ -376,15 +382,24 @@ def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
     }
 
 
-def load_agent_state(run_dir: Path, parts: Parts, best: bool = False) -> AgentState:
-    """The AgentState of a run, at its newest good checkpoint or its best evaluation; or of a file
-    that ``muesli export`` wrote.
+def load_agent_state(
+    run_dir: Path, parts: Parts, best: bool = False, name: str | None = None
+) -> AgentState:
+    """The AgentState of a run: of its newest good checkpoint, of its best evaluation, or of the
+    checkpoint ``name``. Of a run of which only those kept for good are there, the newest of them.
+    Or of a file that ``muesli export`` wrote.
     """
     agent = jax.eval_shape(parts.agent.init, jax.random.key(0))
     if run_dir.is_file():
         return exported_agent(run_dir, agent)
-    within, prefix = ("", "best") if best else (".agent", "step")
-    state, _, _ = checkpoint.load_newest(
-        run_dir / "checkpoints", agent, lambda line: None, within, prefix
-    )
+    folder = run_dir / "checkpoints"
+    kept = kept_checkpoints(run_dir)
+    if name is None and not best and kept and not checkpoint.newest_first(folder):
+        name = kept[-1]
+    if name is not None and name.startswith("kept-"):
+        return load_kept(folder / name, agent)
+    if name is not None and name.startswith("step-"):
+        return checkpoint.load(folder / name, agent, ".agent").tree
+    within, prefix = ("", "best") if best or name == "best" else (".agent", "step")
+    state, _, _ = checkpoint.load_newest(folder, agent, lambda line: None, within, prefix)
     return state

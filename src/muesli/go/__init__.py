@@ -1,0 +1,1 @@
+"""Go beyond training: rules for a referee, GTP in both directions, matches, diagrams."""

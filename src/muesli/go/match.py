@@ -1,0 +1,237 @@
+"""Matches at the board: colours alternate, a referee of our own watches both sides."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from muesli.go.agent import GoAgent
+from muesli.go.process import EngineFailure, GtpProcess
+from muesli.go.rules import BLACK, WHITE, Game, IllegalMove, Move, from_vertex, result, to_vertex
+from muesli.go.sgf import to_sgf
+
+RESIGN = -1
+
+
+class Side(Protocol):
+    """One player. Failures are EngineFailures."""
+
+    name: str
+
+    def start(self, game: Game) -> None: ...
+    def choose(self, game: Game, colour: int) -> int: ...
+    def observe(self, move: Move) -> None: ...
+    def close(self) -> None: ...
+
+
+class AgentSide:
+    """An agent of ours."""
+
+    def __init__(self, agent: GoAgent, name: str):
+        self.agent, self.name = agent, name
+
+    def start(self, game: Game) -> None:
+        if game.size != self.agent.size:
+            raise EngineFailure("refused", f"{self.name} plays on {self.agent.size}x{game.size}")
+
+    def choose(self, game: Game, colour: int) -> int:
+        return self.agent.choose(game, colour)
+
+    def observe(self, move: Move) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class EngineSide:
+    """A GTP engine; after a failure it is started anew for the next game."""
+
+    def __init__(self, command: Sequence[str], name: str, timeout_seconds: float):
+        self.command, self.name, self.timeout_seconds = list(command), name, timeout_seconds
+        self.size = 0
+        self._process: GtpProcess | None = None
+
+    def start(self, game: Game) -> None:
+        self.size = game.size
+        if self._process is None:
+            self._process = GtpProcess(self.command, self.timeout_seconds)
+        for line in (f"boardsize {game.size}", "clear_board", f"komi {game.komi:g}"):
+            self._ask(line)
+
+    def choose(self, game: Game, colour: int) -> int:
+        answer = self._ask(f"genmove {_letter(colour)}")
+        if answer.lower() == "resign":
+            return RESIGN
+        try:
+            return from_vertex(answer, self.size)
+        except ValueError as error:
+            self.close()
+            raise EngineFailure("protocol", f"moved to '{answer[:40]}'") from error
+
+    def observe(self, move: Move) -> None:
+        self._ask(f"play {_letter(move.colour)} {to_vertex(move.point, self.size)}")
+
+    def opinion(self) -> str | None:
+        """How it scores the game, if it has an opinion."""
+        try:
+            return self._ask("final_score")
+        except EngineFailure:
+            return None
+
+    def _ask(self, line: str) -> str:
+        if self._process is None:
+            raise EngineFailure("crash", "is not running")
+        try:
+            return self._process.ask(line)
+        except EngineFailure as error:
+            if error.kind != "refused":
+                self.close()
+            raise
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a game ended. winner: BLACK, WHITE or 0; reason: score, move limit, resignation, time,
+    illegal move, or the kind of an EngineFailure; score: Black's margin on the last board.
+    """
+
+    winner: int
+    reason: str
+    text: str
+    score: float
+    detail: str = ""
+
+
+def play_game(
+    game: Game, black: Side, white: Side, max_moves: int, game_seconds: float = math.inf
+) -> tuple[Outcome, dict[int, float]]:
+    """Plays one game to its end; the seconds each colour took to choose."""
+    sides, seconds = {BLACK: black, WHITE: white}, {BLACK: 0.0, WHITE: 0.0}
+    colour = BLACK
+
+    def lost(colour: int, reason: str, letter: str, detail: str = "") -> Outcome:
+        winner = f"{_letter(-colour)}+{letter}"
+        return Outcome(-colour, reason, winner, game.score(), f"{sides[colour].name} {detail}")
+
+    try:
+        for colour in (BLACK, WHITE):
+            sides[colour].start(game)
+        while game.passes < 2 and len(game.moves) < max_moves:
+            colour = game.to_play
+            began = time.monotonic()
+            point = sides[colour].choose(game, colour)
+            seconds[colour] += time.monotonic() - began
+            if seconds[colour] > game_seconds:
+                return lost(colour, "time", "T", f"took {seconds[colour]:.0f} s"), seconds
+            if point == RESIGN:
+                return lost(colour, "resignation", "R", "resigned"), seconds
+            move = Move(colour, point)
+            try:
+                game.play(move)
+            except IllegalMove as error:
+                where = to_vertex(point, game.size)
+                return lost(colour, "illegal move", "F", f"played {where}: {error}"), seconds
+            colour = -colour
+            sides[colour].observe(move)
+    except EngineFailure as failure:
+        letter = "T" if failure.kind == "timeout" else "F"
+        return lost(colour, failure.kind, letter, str(failure)), seconds
+    score = game.score()
+    reason = "score" if game.passes >= 2 else "move limit"
+    winner = BLACK if score > 0 else WHITE if score < 0 else 0
+    return Outcome(winner, reason, result(score), score), seconds
+
+
+def play_match(
+    ours: Side,
+    theirs: Side,
+    games: int,
+    size: int,
+    komi: float,
+    sgf_dir: Path | None = None,
+    max_moves: int | None = None,
+    game_seconds: float = math.inf,
+    progress: Callable[[int, dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Plays ``games`` games, ours Black in the first and every other one; what came of them."""
+    rows = []
+    for number in range(games):
+        game = Game(size, komi)
+        colour = BLACK if number % 2 == 0 else WHITE
+        black, white = (ours, theirs) if colour == BLACK else (theirs, ours)
+        outcome, seconds = play_game(game, black, white, max_moves or 3 * size**2, game_seconds)
+        row: dict[str, Any] = {
+            "game": number + 1,
+            "colour": "black" if colour == BLACK else "white",
+            "result": outcome.text,
+            "points": 0.5 * (1 + outcome.winner * colour),
+            "reason": outcome.reason,
+            "detail": outcome.detail,
+            "moves": len(game.moves),
+            "seconds_ours": seconds[colour],
+            "seconds_theirs": seconds[-colour],
+        }
+        if isinstance(theirs, EngineSide) and outcome.reason in ("score", "move limit"):
+            row["opponent_says"] = theirs.opinion()
+        if sgf_dir is not None:
+            sgf_dir.mkdir(parents=True, exist_ok=True)
+            note = f"{outcome.reason} {outcome.detail}".strip()
+            text = to_sgf(game, black.name, white.name, outcome.text, note)
+            (sgf_dir / f"game-{number + 1:04d}.sgf").write_text(text, encoding="utf-8")
+        rows.append(row)
+        if progress is not None:
+            progress(number, row)
+    return summarise(rows)
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The numbers of a match; a draw is half a win."""
+    points = sum(row["points"] for row in rows)
+    low, high = wilson(points, len(rows))
+
+    def of(colour: str) -> dict[str, Any]:
+        mine = [row["points"] for row in rows if row["colour"] == colour]
+        return {"games": len(mine), "points": sum(mine)}
+
+    reasons: dict[str, int] = {}
+    for row in rows:
+        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+    moves = sum(row["moves"] for row in rows)
+    return {
+        "games": len(rows),
+        "points": points,
+        "win_rate": points / len(rows),
+        "wilson_low": low,
+        "wilson_high": high,
+        "as_black": of("black"),
+        "as_white": of("white"),
+        "reasons": reasons,
+        "moves_mean": moves / len(rows),
+        "seconds_per_move_ours": 2 * sum(r["seconds_ours"] for r in rows) / max(1, moves),
+        "seconds_per_move_theirs": 2 * sum(r["seconds_theirs"] for r in rows) / max(1, moves),
+        "rows": rows,
+    }
+
+
+def wilson(points: float, games: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95% interval of a win rate."""
+    if games == 0:
+        return 0.0, 1.0
+    rate, square = points / games, z * z / games
+    middle = (rate + square / 2) / (1 + square)
+    half = z / (1 + square) * math.sqrt(rate * (1 - rate) / games + square / (4 * games))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _letter(colour: int) -> str:
+    return "B" if colour == BLACK else "W"

@@ -1,0 +1,158 @@
+"""Another Go program as a child process that speaks GTP.
+
+It is started without a shell, in a process group of its own. Every command has a deadline, and an
+answer a limit; whatever goes wrong is an ``EngineFailure`` and the end of that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+
+from muesli.config import ConfigError
+from muesli.go.gtp import clean
+
+MAX_ANSWER_BYTES = 65_536
+
+READY_MADE = {
+    "gnugo": "gnugo --mode gtp --level {level} --chinese-rules --positional-superko "
+    "--capture-all-dead",
+    "pachi": "pachi -t =10000 threads=16,pondering=0,rules=chinese",
+}
+"""Commands of the paper's opponents. GNU Go would otherwise leave dead stones on the board for both
+sides to agree on, and Tromp-Taylor counts them as alive."""
+
+
+class EngineFailure(Exception):
+    """The other program crashed, hung, flooded us, or refused a command. ``kind`` says which."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def opponent_command(text: str) -> list[str]:
+    """The words of a command line, or of a ready-made name: ``gnugo`` (level 10), ``gnugo:1``,
+    ``pachi``. Raises a ConfigError where there is no such program.
+    """
+    name, _, level = text.partition(":")
+    if name in READY_MADE and " " not in text:
+        if level and (name != "gnugo" or not level.isdigit()):
+            raise ConfigError(f"opponent: gnugo:LEVEL takes a number, got '{text}'")
+        text = READY_MADE[name].format(level=level or "10")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"opponent: '{text}' cannot be read ({error})") from error
+    if not words:
+        raise ConfigError("opponent: is empty")
+    # Debian installs games outside of the usual path.
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/games", "/usr/local/games"])
+    found = shutil.which(words[0], path=path)
+    if found is None:
+        raise ConfigError(f"opponent: there is no program '{words[0]}' here")
+    return [found, *words[1:]]
+
+
+class GtpProcess:
+    """One running engine."""
+
+    def __init__(self, command: list[str], timeout_seconds: float = 60.0):
+        self.timeout_seconds = timeout_seconds
+        self._received, self._errors = b"", b""
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineFailure("crash", f"cannot start {command[0]}: {error}") from error
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._process.stdout, selectors.EVENT_READ, "answers")
+        self._selector.register(self._process.stderr, selectors.EVENT_READ, "errors")
+
+    def ask(self, command: str, timeout_seconds: float | None = None) -> str:
+        """The answer to a command, without its sign; an answer of failure raises."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{command}\n".encode())
+        except OSError as error:
+            raise self._failed("crash", f"ended before '{command}'") from error
+        answer = self._read(command, timeout_seconds or self.timeout_seconds)
+        if answer.startswith("="):
+            return answer[1:].strip()
+        if answer.startswith("?"):
+            raise EngineFailure("refused", f"answered '{command}' by '{answer[1:].strip()}'")
+        raise self._failed("protocol", f"answered '{command}' by '{answer[:80]}'")
+
+    def _read(self, command: str, timeout_seconds: float) -> str:
+        """The next answer: everything up to an empty line."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            text = self._received.replace(b"\r", b"").lstrip(b"\n")
+            answer, separator, rest = text.partition(b"\n\n")
+            if separator:
+                self._received = rest
+                return "\n".join(
+                    clean(line) for line in answer.decode(errors="replace").split("\n")
+                )
+            if len(self._received) > MAX_ANSWER_BYTES:
+                raise self._failed("flood", f"answered '{command}' without an end")
+            left = deadline - time.monotonic()
+            if left <= 0.0:
+                raise self._failed(
+                    "timeout", f"gave '{command}' no answer in {timeout_seconds:g} s"
+                )
+            for key, _ in self._selector.select(left):
+                piece = os.read(key.fd, 8192)
+                if key.data == "errors":
+                    self._errors = (self._errors + piece)[-2000:]
+                elif piece:
+                    self._received += piece
+                if not piece:
+                    self._selector.unregister(key.fileobj)
+                    if key.data == "answers":
+                        raise self._failed("crash", f"ended at '{command}'")
+
+    def _failed(self, kind: str, message: str) -> EngineFailure:
+        self.kill()
+        said = self._errors.decode(errors="replace").strip().splitlines()
+        return EngineFailure(
+            kind, message + (f" (it said: {clean(said[-1])[:200]})" if said else "")
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process, which leads its own group."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Ends the whole group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Asks it to quit, and ends it if it does not."""
+        if self._process.poll() is None:
+            with contextlib.suppress(EngineFailure):
+                self.ask("quit", timeout_seconds=2.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)
+        self.kill()
+        self._selector.close()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()

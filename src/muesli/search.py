@@ -1,0 +1,117 @@
+"""Tree search over the agent's own model, on mctx: MuZero's, and Gumbel MuZero's.
+
+It improves the policy of real states by looking many steps ahead, for acting (π_MCTS), for the
+``mcts`` update (which distils π_MCTS), or at evaluation alone. Masks hold at the root; inside the
+model nobody knows which actions are legal. A discount of −1 makes it a search of two players.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from muesli.config import Config, SearchConfig
+from muesli.distributions import LOG_ZERO, Categorical
+from muesli.networks.network import Network
+from muesli.ops.values import Support, decode
+from muesli.types import Array, PolicyTarget, PRNGKey, PyTree, RootOutput
+
+
+class Searched(NamedTuple):
+    """What a search found. policy: π_MCTS, [B]; value: [B], of the root; visits: [B, A] i32."""
+
+    policy: Categorical
+    value: Array
+    visits: Array
+
+
+Search = Callable[[PyTree, RootOutput, Array], Searched]
+
+
+def make_search(
+    network: Network, config: Config, supports: tuple[Support, Support], explore: bool
+) -> Search:
+    """search(params, RootOutput [B], keys [B]) -> Searched [B].
+
+    With ``explore``, the root's prior is mixed with Dirichlet noise (muzero), or actions are chosen
+    with Gumbel noise (gumbel): for behaviour while training.
+    """
+    reward_support, value_support = supports
+
+    def model(params: PyTree, key: PRNGKey, action: Array, embedding: PyTree) -> tuple[Any, PyTree]:
+        import mctx
+
+        del key
+        output = network.model_step(params, embedding, action)
+        value = decode(output.value_logits, value_support)
+        step = mctx.RecurrentFnOutput(
+            reward=decode(output.reward_logits, reward_support),
+            discount=jnp.full_like(value, config.agent.discount),
+            prior_logits=output.policy.log_probs(),
+            value=value,
+        )
+        return step, output.embedding
+
+    def search(params: PyTree, root: RootOutput, keys: Array) -> Searched:
+        value = decode(root.value_logits, value_support)
+        one = partial(search_one, model, config.search, explore, params)
+        return jax.vmap(one)(root.policy, value, root.embedding, keys)
+
+    return search
+
+
+def search_one(
+    model: Callable[..., Any],
+    config: SearchConfig,
+    explore: bool,
+    params: PyTree,
+    policy: Categorical,
+    value: Array,
+    embedding: PyTree,
+    key: PRNGKey,
+) -> Searched:
+    """The search from one state, with a key of its own whatever is searched beside it.
+
+    model: an mctx recurrent function over a batch of one; policy: of the root, its illegal actions
+    at probability 0; value: []; embedding: of the root.
+    """
+    # Imported late: of those who never search, nobody should wait for it.
+    import mctx
+
+    batch = partial(jax.tree.map, lambda x: jnp.asarray(x)[None])
+    log_probs = policy.log_probs()
+    root = mctx.RootFnOutput(
+        prior_logits=log_probs[None], value=jnp.asarray(value)[None], embedding=batch(embedding)
+    )
+    illegal = (log_probs <= 0.5 * LOG_ZERO)[None]
+    run = mctx.muzero_policy if config.algorithm == "muzero" else mctx.gumbel_muzero_policy
+    options: dict[str, Any] = (
+        {
+            "dirichlet_fraction": config.dirichlet_fraction if explore else 0.0,
+            "dirichlet_alpha": config.dirichlet_alpha,
+            "pb_c_init": config.pb_c_init,
+            "pb_c_base": config.pb_c_base,
+        }
+        if config.algorithm == "muzero"
+        else {
+            "max_num_considered_actions": config.considered_actions,
+            "gumbel_scale": 1.0 if explore else 0.0,
+        }
+    )
+    output = run(params, key, root, model, config.simulations, illegal, config.max_depth, **options)
+    weights = output.action_weights[0]
+    summary = output.search_tree.summary()
+    # Probability 0 is an exact LOG_ZERO, so that the actor never samples it.
+    logits = jnp.where(
+        (weights > 0.0) & ~illegal[0], jnp.log(jnp.maximum(weights, 1e-30)), LOG_ZERO
+    )
+    return Searched(Categorical(logits), summary.value[0], summary.visit_counts[0])
+
+
+def search_target(policy: Categorical) -> PolicyTarget:
+    """π_MCTS of one state as what the ``mcts`` update distils: every action, [A]."""
+    return PolicyTarget(jnp.arange(policy.num_actions), policy.probs(), policy.log_probs())

@@ -1,0 +1,33 @@
+"""A GTP engine that misbehaves on demand: python fake_engine.py MODE."""
+
+import subprocess
+import sys
+import time
+
+MODE = sys.argv[1] if len(sys.argv) > 1 else "pass"
+moves = 0
+for line in sys.stdin:
+    command = line.split()[0] if line.split() else ""
+    if command == "genmove":
+        moves += 1
+        if MODE == "crash" and moves == 2:
+            print("out of cheese", file=sys.stderr)
+            sys.exit(3)
+        if MODE == "hang":
+            subprocess.Popen(["sleep", "600"])  # a child that must be ended too
+            time.sleep(600)
+        if MODE == "flood":
+            while True:
+                print("=" * 1000, flush=True)
+        answer = {"illegal": "C3", "resign": "resign", "garble": "over there"}.get(MODE, "pass")
+        print(f"= {answer}\n", flush=True)
+    elif MODE == "rude":
+        print("hello\n", flush=True)
+    elif MODE == "refuse" and command == "komi":
+        print("? no\n", flush=True)
+    elif command == "final_score":
+        print("= B+1\n", flush=True)
+    else:
+        print("=\n", flush=True)
+    if command == "quit":
+        break

@@ -1,0 +1,98 @@
+"""An agent of ours at the board: commands from end to end, with an untrained network."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muesli.cli.main import main
+from muesli.go.agent import load_agent
+from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
+from muesli.runners.player import load
+from muesli.runners.saving import kept_checkpoints
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+def test_a_run_keeps_light_checkpoints_that_play_alone(go_run, tmp_path):
+    kept = kept_checkpoints(go_run)
+    assert kept == ["kept-1", "kept-2"]
+    copy = tmp_path / "light"
+    (copy / "checkpoints").mkdir(parents=True)
+    shutil.copy(go_run / "config.json", copy)
+    shutil.copytree(go_run / "checkpoints" / "kept-2", copy / "checkpoints" / "kept-2")
+    size = lambda p: sum(f.stat().st_size for f in p.rglob("*.npy"))
+    assert size(copy) < 0.4 * size(go_run / "checkpoints" / "step-2")
+    game = Game(5, 7.5)
+    game.play(Move(BLACK, 12))
+    thoughts = [load_agent(run).think(game, WHITE) for run in (go_run, copy)]
+    np.testing.assert_array_equal(thoughts[0].policy, thoughts[1].policy)
+    assert thoughts[0].value == thoughts[1].value
+
+
+def test_the_board_shows_the_agent_what_training_showed_it(go_run):
+    """One position by two ways: through pgx as in training, and through the referee."""
+    import jax
+
+    player = load(go_run)
+    agent = load_agent(go_run)
+    game = Game(5, 7.5)
+    state, timestep = player.env.reset(jax.random.key(0))
+    for vertex in "C3 D4 B2".split():
+        point = from_vertex(vertex, 5)
+        game.play(Move(game.to_play, point))
+        state, timestep = player.env.step(state, point, jax.random.key(0))
+    seen = jax.tree.map(lambda x: x[None], timestep)
+    through_pgx = player.think(seen, player.initial_state(1))
+    at_the_board = agent.think(game, WHITE)
+    np.testing.assert_allclose(at_the_board.policy, through_pgx.policy, atol=1e-6)
+    np.testing.assert_allclose(at_the_board.q, through_pgx.q, atol=1e-6)
+
+
+def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, capsys, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("genmove b\n1 muesli-thoughts\nquit\n"))
+    assert main(["gtp", str(go_run), "--search.simulations", "4", "--search.max-depth", "2"]) == 0
+    answers = capsys.readouterr().out.split("\n\n")
+    assert answers[0].startswith("= ") and "value" in answers[1] and "for white" in answers[1]
+
+    command = f"{sys.executable} {FAKE} pass"
+    assert main(["match", str(go_run), "--opponent", command, "--games", "2", "--json",
+                 "--sgf", str(tmp_path), "--max-moves", "20"]) == 0  # fmt: skip
+    summary = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
+    assert summary["games"] == 2 and summary["act_with"] == "prior"
+    assert len(list(tmp_path.glob("*.sgf"))) == 2
+
+    itself = ["--opponent-run", str(go_run), "--opponent-checkpoint", "kept-1"]
+    limits = ["--games", "1", "--sgf", str(tmp_path), "--max-moves", "10"]
+    assert main(["match", str(go_run), *itself, *limits]) == 0
+    assert "of 1 games" in capsys.readouterr().out
+
+    assert main(["elo", str(go_run), "--games", "4", "--json"]) == 0
+    ratings = json.loads(capsys.readouterr().out.strip().split("\n")[-1])["ratings"]
+    assert [r["name"] for r in ratings] == ["random", "kept-1", "kept-2"]
+    assert ratings[0]["elo"] == 0.0 and ratings[2]["env_steps"] == 32
+
+    video = tmp_path / "out" / "v.mp4"
+    assert main(["record", str(go_run), "-o", str(video), "--max-steps", "3"]) == 0
+    for name in ("v.mp4", "game.png", "thoughts.png", "game.sgf"):
+        assert (video.parent / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "exactly one of them"),
+        (["--opponent", "nosuchprogram"], "opponent: there is no program"),
+        (["--opponent", "true", "--games", "0"], "--games: must be positive"),
+        (["--opponent", "true", "--checkpoint", "kept-99"], "kept-99"),
+    ],
+)
+def test_bad_input_is_one_line(go_run, arguments, complaint, capsys):
+    assert main(["match", str(go_run), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1

@@ -1,0 +1,190 @@
+"""Matches with engines that behave, misbehave, and with GNU Go."""
+
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muesli.config import ConfigError
+from muesli.go.match import EngineSide, play_game, play_match, wilson
+from muesli.go.process import EngineFailure, GtpProcess, opponent_command
+from muesli.go.rules import BLACK, WHITE, Game, from_vertex
+from muesli.runners.versus import fit_elo
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+class Scripted:
+    """Plays the given vertices, then passes."""
+
+    def __init__(self, vertices="", name="scripted"):
+        self.vertices, self.name, self.seen = vertices.split(), name, []
+
+    def start(self, game):
+        self.left = list(self.vertices)
+
+    def choose(self, game, colour):
+        vertex = self.left.pop(0) if self.left else "pass"
+        return from_vertex(vertex, game.size)
+
+    def observe(self, move):
+        self.seen.append(move)
+
+    def close(self):
+        pass
+
+
+def fake(mode, timeout=20.0):
+    return EngineSide([sys.executable, str(FAKE), mode], mode, timeout)
+
+
+def one_game(engine, ours="C3", **options):
+    game = Game(5, 7.5)
+    try:
+        outcome, _ = play_game(game, Scripted(ours), engine, 75, **options)
+    finally:
+        engine.close()
+    return game, outcome
+
+
+def test_a_game_is_scored_by_the_referee():
+    game, outcome = one_game(fake("pass"))
+    assert (outcome.winner, outcome.reason, outcome.text) == (BLACK, "score", "B+17.5")
+    assert len(game.moves) == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "text", "detail"),
+    [
+        ("illegal", "illegal move", "B+F", "played C3: the point is occupied"),
+        ("resign", "resignation", "B+R", "resigned"),
+        ("crash", "crash", "B+F", "out of cheese"),
+        ("garble", "protocol", "B+F", "over there"),
+        ("flood", "flood", "B+F", "without an end"),
+        ("rude", "protocol", "B+F", "hello"),
+        ("refuse", "refused", "B+F", "komi"),
+    ],
+)
+def test_whoever_misbehaves_loses(mode, reason, text, detail):
+    _, outcome = one_game(fake(mode), ours="C3 D3 E3")
+    assert (outcome.winner, outcome.reason, outcome.text) == (BLACK, reason, text)
+    assert detail in outcome.detail and outcome.detail.startswith(mode)
+
+
+def test_our_own_illegal_move_loses_too():
+    _, outcome = one_game(fake("pass"), ours="C3 C3")
+    assert (outcome.winner, outcome.reason) == (WHITE, "illegal move")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_an_engine_that_hangs_loses_on_time_and_leaves_nothing_behind():
+    engine = fake("hang")
+    game = Game(5, 7.5)
+    engine.start(game)
+    group = engine._process.pid
+    assert alive(group)
+    engine._process.timeout_seconds = 1.0
+    with pytest.raises(EngineFailure) as failure:
+        engine.choose(game, BLACK)
+    assert failure.value.kind == "timeout"
+    assert alive(group) == []  # neither it nor the child it had started
+    engine.close()
+
+
+def alive(group):
+    """Processes of a group that still run; one that waits to be collected (Z) does not."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+def test_limits_on_time_and_moves_hold():
+    _, outcome = one_game(fake("pass"), game_seconds=1e-9)
+    assert (outcome.winner, outcome.reason, outcome.text) == (WHITE, "time", "W+T")
+    game = Game(5, 7.5)
+    outcome, _ = play_game(game, Scripted("A1 A2 A3"), Scripted("E1 E2 E3"), max_moves=4)
+    assert outcome.reason == "move limit" and len(game.moves) == 4
+
+
+def test_a_match_alternates_colours_restarts_crashed_engines_and_writes_games(tmp_path):
+    engine = fake("crash")
+    try:
+        summary = play_match(Scripted("C3 D3 E3 B3"), engine, 4, 5, 7.5, tmp_path)
+    finally:
+        engine.close()
+    assert [row["colour"] for row in summary["rows"]] == ["black", "white"] * 2
+    assert summary["games"] == 4 and summary["reasons"] == {"crash": 4}
+    assert summary["points"] == 4 and summary["win_rate"] == 1.0
+    assert summary["wilson_low"] == pytest.approx(0.5101, abs=1e-3)
+    games = sorted(tmp_path.glob("*.sgf"))
+    assert len(games) == 4 and "PW[crash]RE[B+F]" in games[0].read_text()
+    assert "PB[crash]" in games[1].read_text() and "out of cheese" in games[1].read_text()
+
+
+def test_wilson_by_hand():
+    assert wilson(0, 0) == (0.0, 1.0)
+    low, high = wilson(60, 100)
+    assert (low, high) == (pytest.approx(0.5020, abs=1e-4), pytest.approx(0.6906, abs=1e-4))
+    assert wilson(0, 10)[0] == 0.0 and wilson(10, 10)[1] == pytest.approx(1.0)
+
+
+def test_opponents_by_name_and_by_command(tmp_path, monkeypatch):
+    program = tmp_path / "gnugo"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert opponent_command("gnugo:3")[1:5] == ["--mode", "gtp", "--level", "3"]
+    assert "10" in opponent_command("gnugo") and "--chinese-rules" in opponent_command("gnugo")
+    assert opponent_command("gnugo --mode gtp 'a b'")[1:] == ["--mode", "gtp", "a b"]
+    for text, complaint in [
+        ("gnugo:high", "takes a number"),
+        ("nosuchprogram --x", "no program 'nosuchprogram'"),
+        ("", "empty"),
+        ("gnugo 'a", "cannot be read"),
+    ]:
+        with pytest.raises(ConfigError, match=f"opponent.*{complaint}"):
+            opponent_command(text)
+
+
+def test_no_shell_sees_the_command(tmp_path):
+    with pytest.raises(EngineFailure, match="cannot start"):
+        GtpProcess([f"touch {tmp_path}/x; true"])
+    assert not (tmp_path / "x").exists()
+
+
+def test_ratings_explain_results():
+    # 10 : 1 odds are 400 points. Enough games that the one draw given to each pair is forgotten.
+    games = np.array([[0, 1100, 0], [1100, 0, 1100], [0, 1100, 0]], float)
+    points = np.array([[0, 100, 0], [1000, 0, 100], [0, 1000, 0]], float)
+    ratings = fit_elo(points, games)
+    np.testing.assert_allclose(ratings, [0.0, 400.0, 800.0], atol=3.0)
+    assert math.isfinite(fit_elo(np.array([[0, 0], [8, 0]]), np.array([[0, 8], [8, 0]]))[1])
+
+
+def gnugo():
+    try:
+        return opponent_command("gnugo:1")
+    except ConfigError:
+        pytest.skip("GNU Go is not installed: `apt-get install gnugo` lets the real match run")
+
+
+@pytest.mark.parametrize("size", [5, 9])
+def test_gnu_go_takes_part(size, tmp_path):
+    engine = EngineSide(gnugo(), "gnugo:1", 30.0)
+    try:
+        # A player that passes loses to GNU Go, which then has every point.
+        summary = play_match(Scripted(), engine, 2, size, 0.5, tmp_path)
+    finally:
+        engine.close()
+    assert summary["points"] == 0 and summary["reasons"] == {"score": 2}
+    assert summary["rows"][0]["opponent_says"].startswith("W+")
+    assert shutil.rmtree(tmp_path) is None
