@@ -28,7 +28,10 @@ _MATHS = _BASE | {"config", "distributions", "ops"}
 _LEARNER = _MATHS | {"policy_updates", "losses", "diagnostics", "networks", "optim", "search"}
 _RECORDS = _BASE | {"config", "checkpoint", "metrics", "plots", "report", "video"}
 _EVERYTHING = (
-    _LEARNER | _RECORDS | {"agent", "envs", "keys", "presets", "replay", "runners", "suites"}
+    _LEARNER
+    | _RECORDS
+    | {"agent", "envs", "keys", "presets", "replay", "runners", "suites"}
+    | {"executors", "fields", "statistics"}
 )
 
 # room -> the other rooms it may import. A row whose room does not exist yet is fine.
@@ -42,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": _MATHS | {"policy_updates", "networks"},
     "diagnostics": _MATHS | {"policy_updates", "losses"},
     "agent": _LEARNER,
-    "runners": _EVERYTHING - {"runners", "suites", "report", "plots", "video"},
+    "runners": _EVERYTHING
+    - {"executors", "runners", "suites", "report", "plots", "statistics", "video"},
     "cli": _EVERYTHING,
     # beside the chain
     "config": set(),
@@ -57,9 +61,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": _BASE | {"config"},
     "metrics": _BASE | {"config"},
     "plots": {"config", "metrics"},
-    "report": {"config", "metrics", "plots"},
+    "statistics": set(),
+    "report": {"config", "envs", "fields", "metrics", "plots", "presets", "statistics", "suites"},
     "video": _BASE | {"config", "envs", "plots", "runners"},
-    "suites": {"config", "presets", "runners"},
+    "fields": {"config"},
+    "suites": {"config", "fields", "presets"},
+    "executors": {"config", "checkpoint", "fields", "metrics", "runners", "suites"},
     # the front doors
     "__init__": _EVERYTHING,
     "__main__": {"cli"},
@@ -75,7 +82,7 @@ HOST_MODULES = {
     *("select", "selectors", "signal", "socket"),
     *("datetime", "time"),
 }
-HOST_ROOMS = {"cli", "runners", "checkpoint", "metrics", "plots", "report", "video"}
+HOST_ROOMS = {"cli", "executors", "runners", "checkpoint", "metrics", "plots", "report", "video"}
 # What a single module elsewhere may use: the emulators' threads are as many as the processors, and
 # worker processes are started, shared memory with, waited for and killed in one place.
 HOST_EXCEPTIONS: dict[str, set[str]] = {

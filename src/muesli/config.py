@@ -51,6 +51,8 @@ class UpdateConfig:
     """Share of the uniform policy in π_prior when forming a target."""
     behaviour_prior_weight: float = 0.03
     """Share of the behaviour policy in π_prior when forming a target."""
+    prior_mixing: bool = True
+    """Whether these two shares are mixed in at all."""
 
 
 UPDATE_DEFAULTS: dict[str, UpdateConfig] = {
@@ -282,7 +284,8 @@ class LogConfig:
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept, besides the best."""
     save_replay: bool = True
-    """Whether a checkpoint holds the replay ring (Sebulba); without it, the ring fills anew."""
+    """Whether a checkpoint holds the replay ring; without it, the ring fills anew (Sebulba). Inside
+    JAX only a finished run's checkpoint may go without."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("muesli.cli.play", "play fresh episodes: muesli eval RUN_DIR [--episodes N] [--json]"),
     "record": ("muesli.cli.play", "make a video: muesli record RUN_DIR [-o FILE.mp4]"),
     "plot": ("muesli.cli.plot", "draw curves: muesli plot RUN_DIR... [-o FILE.png]"),
-    "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks"),
+    "suite": ("muesli.cli.suite", "run a study of the paper: muesli suite NAME [--dry-run]"),
+    "job": ("muesli.cli.suite", "do one job of a suite (executors call this): muesli job FILE"),
+    "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks|suites"),
     "doctor": ("muesli.cli.info", "what this machine can do"),
     "bench": ("muesli.cli.bench", "throughput: muesli bench [PRESET]"),
 }
@@ -32,7 +34,7 @@ class UsageError(Exception):
 def usage() -> str:
     """The text of ``muesli --help``."""
     lines = [
-        "usage: muesli COMMAND [OPTIONS]",
+        "usage: muesli [--plugin FILE.py ...] COMMAND [OPTIONS]",
         "",
         "Policy optimisation as in 'Muesli: Combining Improvements in Policy Optimization'.",
         "",
@@ -58,7 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(f"muesli {muesli.__version__}")
         return 0
-    name = arguments[0]
+    from muesli.cli import plugins
+
+    while arguments[:1] == ["--plugin"]:
+        try:
+            plugins.load([*arguments, ""][1])
+        except ValueError as error:
+            print(f"muesli: {error}", file=sys.stderr)
+            return USAGE_ERROR
+        del arguments[:2]
+    name = arguments[0] if arguments else ""
     if name not in COMMANDS:
         print(f"muesli: unknown command '{name}'{nearest(name, list(COMMANDS))}", file=sys.stderr)
         return USAGE_ERROR

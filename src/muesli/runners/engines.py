@@ -6,7 +6,7 @@ call of the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,8 +16,9 @@ import numpy as np
 from muesli.config import ConfigError
 from muesli.envs.base import slot_seeds
 from muesli.replay import truncate
-from muesli.runners.anakin import FinishedEpisodes, make_anakin
+from muesli.runners.anakin import Anakin, FinishedEpisodes, make_anakin
 from muesli.runners.memory import check_memory, compiled_bytes
+from muesli.runners.numbers import Numbers, with_numbers
 from muesli.runners.parts import Parts
 from muesli.runners.sebulba import Chunk, Sebulba, SebulbaState, mean_metrics
 from muesli.types import AgentState, PyTree, RunState
@@ -54,10 +55,10 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def make_engine(parts: Parts, seeds: Sequence[int]) -> Engine:
-    """The engine for a run's environment and configuration."""
+def make_engine(parts: Parts, seeds: Sequence[int], numbers: Numbers | None = None) -> Engine:
+    """The engine for a run's environment and configuration; ``numbers`` are each seed's own."""
     if not parts.sebulba:
-        return AnakinEngine(parts, seeds)
+        return AnakinEngine(parts, seeds, numbers)
     if len(seeds) > 1:
         raise ConfigError(
             f"seeds: several at once need an environment inside JAX, which {parts.config.env.name} "
@@ -73,19 +74,35 @@ def with_parameters(state: AgentState, source: AgentState) -> AgentState:
     return state._replace(online=source.online, prior=source.prior)
 
 
-class AnakinEngine:
-    """Everything inside one jitted function, mapped over seeds if there are several."""
+def _over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for every run of a program: side by side, or in turn on CPUs, whose small
+    batched products and scattered writes are several times slower than the plain ones.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.vmap(function)
+    return lambda *stacked: jax.lax.map(lambda each: function(*each), stacked)
 
-    def __init__(self, parts: Parts, seeds: Sequence[int]):
+
+class AnakinEngine:
+    """Everything inside one jitted function, mapped over seeds and their numbers if there are
+    several.
+    """
+
+    def __init__(self, parts: Parts, seeds: Sequence[int], numbers: Numbers | None = None):
         self.parts, self.seeds, self.iterations = parts, seeds, 0
-        anakin = make_anakin(parts)
         per_call = parts.schedule.per_call
-        over_seeds = jax.vmap if len(seeds) > 1 else (lambda f: f)
-        self._init = jax.jit(over_seeds(anakin.init))
-        self._warm_up = jax.jit(over_seeds(anakin.warm_up), donate_argnums=0)
-        self._iterate = jax.jit(
-            over_seeds(lambda state: anakin.iterate(state, per_call)), donate_argnums=0
-        )
+
+        def anakin(own: Numbers) -> Anakin:
+            return make_anakin(with_numbers(parts, own))
+
+        def compiled(function: Callable[..., Any], donate: bool = True) -> Callable[[Any], Any]:
+            mapped = _over_runs(function) if len(seeds) > 1 else function
+            program = jax.jit(mapped, donate_argnums=(1,) if donate else ())
+            return lambda state: program(dict(numbers or {}), state)
+
+        self._init = compiled(lambda own, key: anakin(own).init(key), donate=False)
+        self._warm_up = compiled(lambda own, state: anakin(own).warm_up(state))
+        self._iterate = compiled(lambda own, state: anakin(own).iterate(state, per_call))
 
     def start(self, parameters: AgentState | None) -> list[Episodes]:
         keys = jnp.stack([jax.random.key(seed) for seed in self.seeds])
@@ -148,7 +165,12 @@ class AnakinEngine:
         return int(np.asarray(self.state.agent.step).flat[0])
 
     def snapshot(self, k: int) -> RunState:
-        return self._one(self.state, k)
+        state = self._one(self.state, k)
+        schedule = self.parts.schedule
+        complete = self.iterations == schedule.warm_up + schedule.calls * schedule.per_call
+        # A run that is over replays nothing more; one that is not resumes to the bit.
+        drop = complete and not self.parts.config.log.save_replay
+        return state._replace(replay=None) if drop else state
 
     def template(self) -> RunState:
         return jax.eval_shape(self._init, jax.random.key(0))

@@ -14,15 +14,16 @@ import numpy as np
 
 from muesli import checkpoint, keys
 from muesli.agent import make_act
-from muesli.config import Config
+from muesli.config import Config, ConfigError, validate
 from muesli.envs.base import JaxEnv
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate
 from muesli.runners.host import ActorError, evaluate_on_host
+from muesli.runners.numbers import Numbers, families, varying, with_numbers
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
-from muesli.types import AgentState
+from muesli.types import AgentState, PRNGKey
 
 Callback = Callable[[Mapping[str, Any]], None]
 
@@ -57,11 +58,25 @@ def train(
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
-    parts = build(config)
-    engine = make_engine(parts, [c.seed for c in configs])
-    directories = [RunDirectory.create(p, c) for p, c in zip(paths, configs, strict=True)]
+    return train_many(configs, paths, callbacks, init_from)
+
+
+def train_many(
+    configs: Sequence[Config],
+    run_dirs: Sequence[Path],
+    callbacks: Sequence[Callback] = (),
+    init_from: str | Path | None = None,
+) -> Result:
+    """Trains runs that differ in their seeds and numbers only (see ``numbers``), as one program."""
+    if len(families(configs)) != 1:
+        raise ConfigError("configs: only seeds and traceable numbers may differ within a program")
+    for config in configs[1:]:
+        validate(config)
+    parts, numbers = build(configs[0]), varying(configs)
+    engine = make_engine(parts, [c.seed for c in configs], numbers)
+    directories = [RunDirectory.create(p, c) for p, c in zip(run_dirs, configs, strict=True)]
     try:
-        run = _Run(parts, engine, directories, callbacks)
+        run = _Run(parts, engine, directories, callbacks, numbers)
         try:
             run.start(init_from)
         except BaseException:
@@ -102,6 +117,7 @@ class _Run:
         engine: Engine,
         directories: Sequence[RunDirectory],
         callbacks: Sequence[Callback],
+        numbers: Numbers | None = None,
     ):
         self.parts, self.engine, self.directories = parts, engine, directories
         self.callbacks = callbacks
@@ -112,7 +128,7 @@ class _Run:
         self.evaluations: list[dict[str, Any]] = [{} for _ in directories]
         self.logs: list[RunLog] = []
         self.stopped_by: int | None = None
-        self._evaluate = _evaluator(parts)
+        self._evaluate = _evaluator(parts, numbers or {})
 
     # --- starting ----------------------------------------------------------------------------
 
@@ -214,7 +230,7 @@ class _Run:
         """Evaluates every seed; the best result so far is saved as the best agent."""
         for k in range(self.seeds):
             agent = self.engine.agent(k)
-            summary = summarise(*self._evaluate(agent, self.calls_done))
+            summary = summarise(*self._evaluate(agent, self.calls_done, k))
             self.evaluations[k] = summary
             if summary["return_mean"] > self.best[k]:
                 self.best[k] = summary["return_mean"]
@@ -242,25 +258,33 @@ class _Run:
             checkpoint.prune(directory.checkpoints, self.parts.config.log.keep_checkpoints)
 
 
-def _evaluator(parts: Parts) -> Callable[[AgentState, int], Evaluation]:
-    """evaluate(AgentState, number): fresh episodes, inside JAX where the environment is."""
-    config = parts.config
-    act = make_act(parts.spec, parts.network, config, config.agent.act_with)
-    episodes = config.log.eval_episodes
+def _evaluator(parts: Parts, numbers: Numbers) -> Callable[[AgentState, int, int], Evaluation]:
+    """evaluate(AgentState, number, seed's index): fresh episodes, inside JAX where the environment
+    is.
+    """
+    episodes = parts.config.log.eval_episodes
     if not isinstance(parts.env, JaxEnv):
-        return lambda agent, number: evaluate_on_host(
+        act = make_act(parts.spec, parts.network, parts.config, parts.config.agent.act_with)
+        return lambda agent, number, k: evaluate_on_host(
             parts, act, parts.agent.acting(agent), episodes, seed=_EVAL_SEED - number
         )
-    play = make_evaluate(
-        parts.env,
-        act,
-        parts.agent.initial_actor,
-        episodes,
-        reward_scale=config.env.reward_scale,
+    env = parts.env
+
+    def play(own: Numbers, agent: AgentState, key: PRNGKey) -> Evaluation:
+        mine = with_numbers(parts, own)
+        act = make_act(mine.spec, mine.network, mine.config, mine.config.agent.act_with)
+        scale = mine.config.env.reward_scale
+        run = make_evaluate(env, act, mine.agent.initial_actor, episodes, reward_scale=scale)
+        return run(mine.agent.acting(agent), key)
+
+    compiled, run_key = jax.jit(play), jax.random.key(_EVAL_SEED)
+    return lambda agent, number, k: jax.device_get(
+        compiled(
+            {name: values[k] for name, values in numbers.items()},
+            agent,
+            keys.eval_key(run_key, number),
+        )
     )
-    compiled = jax.jit(lambda agent, key: play(parts.agent.acting(agent), key))
-    run_key = jax.random.key(_EVAL_SEED)
-    return lambda agent, number: jax.device_get(compiled(agent, keys.eval_key(run_key, number)))
 
 
 def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
