@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "video": _BASE | {"config", "envs", "plots", "runners"},
     "fields": {"config"},
     "suites": {"config", "fields", "presets"},
-    "executors": {"config", "checkpoint", "fields", "metrics", "runners", "suites"},
+    "executors": {"config", "checkpoint", "envs", "fields", "metrics", "runners", "suites"},
     # the front doors
     "__init__": _EVERYTHING,
     "__main__": {"cli"},
