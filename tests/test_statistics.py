@@ -71,32 +71,33 @@ def test_intervals_agree_with_rliable(scores):
     )
     stacked = lambda x: np.array([theirs(x) for _, theirs in functions])
     points, intervals = library.get_interval_estimates(
-        {"ours": scores[0]}, stacked, reps=1_500, random_state=np.random.RandomState(1)
+        {"ours": scores[0]}, stacked, reps=800, random_state=np.random.RandomState(1)
     )
     for column, (aggregate, _) in enumerate(functions):
         found = st.estimate(scores[0], aggregate, draws=6_000)
         low, high = intervals["ours"][:, column]
         width = high - low
         assert found.value == pytest.approx(points["ours"][column])
-        assert found.low == pytest.approx(low, abs=0.08 * width)
-        assert found.high == pytest.approx(high, abs=0.08 * width)
+        assert found.low == pytest.approx(low, abs=0.12 * width)
+        assert found.high == pytest.approx(high, abs=0.12 * width)
 
 
 @RLIABLE
 def test_probability_intervals_agree_with_rliable(scores):
     from rliable import library, metrics
 
+    few = scores[0][:, :3], scores[1][:, :3]  # its loop over games is slow
     point, interval = library.get_interval_estimates(
-        {"a,b": scores},
+        {"a,b": few},
         metrics.probability_of_improvement,
-        reps=800,
+        reps=250,
         random_state=np.random.RandomState(1),
     )
-    found = st.compare(*scores, draws=6_000)
+    found = st.compare(*few, draws=6_000)
     low, high = interval["a,b"][:, 0]
     assert found.value == pytest.approx(point["a,b"])
-    assert found.low == pytest.approx(low, abs=0.1 * (high - low))
-    assert found.high == pytest.approx(high, abs=0.1 * (high - low))
+    assert found.low == pytest.approx(low, abs=0.15 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.15 * (high - low))
 
 
 def test_a_curve_is_its_points(scores):

@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("muesli.cli.play", "make a video: muesli record RUN_DIR [-o FILE.mp4]"),
     "plot": ("muesli.cli.plot", "draw curves: muesli plot RUN_DIR... [-o FILE.png]"),
     "suite": ("muesli.cli.suite", "run a study of the paper: muesli suite NAME [--dry-run]"),
+    "compare": ("muesli.cli.report", "tables with intervals: muesli compare DIR..."),
+    "report": ("muesli.cli.report", "one page to show: muesli report DIR [-o FILE.html] [--live]"),
     "job": ("muesli.cli.suite", "do one job of a suite (executors call this): muesli job FILE"),
     "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks|suites"),
     "doctor": ("muesli.cli.info", "what this machine can do"),
