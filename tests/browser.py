@@ -20,21 +20,20 @@ class Browser:
         command_read, self._out = os.pipe()
         self._in, answer_write = os.pipe()
 
-        def as_three_and_four() -> None:
-            # Copies first: either end may itself be number 3 or 4.
-            reader, writer = os.dup(command_read), os.dup(answer_write)
-            os.dup2(reader, 3)
-            os.dup2(writer, 4)
-
+        # fmt: off
+        chromium = [EXECUTABLE, "--headless=new", "--no-sandbox", "--disable-gpu",
+                    "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
+                    "--disable-component-update", "--disable-background-networking",
+                    f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        # fmt: on
+        # The browser reads its number 3 and writes its number 4; a shell puts the pipes there.
+        redirect = f'exec "$@" 3<&{command_read} 4>&{answer_write}'
         self._process = subprocess.Popen(
-            [EXECUTABLE, "--headless=new", "--no-sandbox", "--disable-gpu",
-             "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-             "--disable-component-update",
-             "--disable-background-networking", f"--user-data-dir={profile}",
-             "--remote-debugging-pipe", "about:blank"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=as_three_and_four, close_fds=False,
-        )  # fmt: skip
+            ["/bin/sh", "-c", redirect, "sh", *chromium],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(command_read, answer_write),
+        )
         os.close(command_read)
         os.close(answer_write)
         self._buffer, self._number = b"", 0

@@ -102,12 +102,13 @@ ONLY_IN: dict[str, set[str]] = {
     "pgx": {"envs"},
     "ale_py": {"envs"},
     "gymnasium": {"envs"},
+    "ray": {"executors"},
     "tensorboardX": {"metrics"},
     "wandb": {"metrics"},
 }
 
 # Oracles of the tests and other frameworks: nowhere in the package.
-NOWHERE = {"chex", "distrax", "haiku", "rlax", "tensorflow", "tests", "torch"}
+NOWHERE = {"chex", "distrax", "haiku", "pandas", "rlax", "rliable", "tensorflow", "tests", "torch"}
 
 # Gradients stop at one place, where the agent makes its Targets.
 NO_STOP_GRADIENT = {"losses", "policy_updates"}

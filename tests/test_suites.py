@@ -185,7 +185,6 @@ POLICY = {"loss_pg", "loss_cmpo"}
             {"update.uniform_prior_weight": 0.0, "update.behaviour_prior_weight": 0.0},
             set(), MODEL | POLICY,
         ),
-        ({"agent.act_with": "q_softmax"}, {}, set(), MODEL | POLICY),
     ],
     ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) and x else "",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from muesli.checkpoint import CheckpointError, newest_first, read_manifest
 from muesli.config import Config, ConfigError
 from muesli.executors.rates import record_rate
+from muesli.fields import set_field
 from muesli.suites import Run
 
 
@@ -52,31 +53,42 @@ def probe(runs: Sequence[Run]) -> tuple[list[Run], Callable[[str], bool]]:
     """The runs with whatever this installation lacks written into them, and whether an
     environment runs inside JAX.
 
-    Each kind of configuration is built once, without running it.
+    Every environment is asked for once, and every kind of configuration built once in one of them.
     """
-    from muesli.envs import JaxEnv
+    from muesli.envs import JaxEnv, make
+    from muesli.runners.numbers import skeleton
     from muesli.runners.parts import build
 
-    verdicts: dict[Config, str] = {}
+    kinds: dict[Config, str] = {}
+    envs: dict[str, str] = {}
     inside: dict[str, bool] = {}
 
-    def lacks(config: Config) -> str:
+    def complaint(attempt: Callable[[], object]) -> str:
         try:
-            parts = build(config)
+            attempt()
         except (ConfigError, ImportError) as error:
             return str(error)
-        inside[config.env.name] = isinstance(parts.env, JaxEnv) and not parts.sebulba
         return ""
+
+    def make_env(config: Config) -> None:
+        jax_env = isinstance(make(config.env.name, config.env), JaxEnv)
+        inside[config.env.name] = jax_env and config.actors.runner != "sebulba"
+
+    def lacks(config: Config) -> str:
+        name = config.env.name
+        if name not in envs:
+            envs[name] = complaint(lambda: make_env(config))
+        if envs[name]:
+            return envs[name]
+        kind = skeleton(set_field(config, "env.name", ""))
+        if kind not in kinds:
+            kinds[kind] = complaint(lambda: build(config))
+        return kinds[kind]
 
     checked = []
     for run in runs:
-        if run.config is not None:
-            kind = dataclasses.replace(run.config, seed=0)
-            if kind not in verdicts:
-                verdicts[kind] = lacks(kind)
-            if verdicts[kind]:
-                run = run._replace(config=None, missing=verdicts[kind])
-        checked.append(run)
+        missing = run.missing if run.config is None else lacks(run.config)
+        checked.append(run._replace(config=None, missing=missing) if missing else run)
     return checked, lambda env: inside.get(env, False)
 
 
