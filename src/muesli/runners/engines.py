@@ -75,8 +75,8 @@ def with_parameters(state: AgentState, source: AgentState) -> AgentState:
 
 
 def _over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for every run of a program: side by side, or in turn on CPUs, whose small
-    batched products and scattered writes are several times slower than the plain ones.
+    """The function for every run of a program: side by side, or in turn on CPUs, where small
+    batched products and scattered writes are slower than plain ones.
     """
     if jax.default_backend() != "cpu":
         return jax.vmap(function)
