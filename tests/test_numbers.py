@@ -55,7 +55,7 @@ def test_every_number_of_every_update_can_be_traced(name):
 @pytest.fixture(scope="module")
 def swept():
     # A large epsilon, so that Adam's first step is no mere sign of a tiny gradient.
-    base = set_field(tiny(), "optimiser.adam_epsilon", 1.0)
+    base = set_field(tiny(), "optimiser.adam_epsilon", 1e-3)
     other = set_field(base, "optimiser.learning_rate", 0.02)
     return [base, replace(set_field(other, "update.advantage_scale", 30.0), seed=7)]
 
@@ -72,13 +72,15 @@ def test_an_update_with_traced_numbers_is_the_update_with_plain_ones(swept):
     together = jax.jit(jax.vmap(lambda n: update(with_numbers(parts, n).agent, state.agent)))
     found = together(varying(swept))
     alone = jax.jit(lambda s: update(build(swept[1]).agent, s))(state.agent)
-    before = jax.tree.leaves(state.agent.online)
+    before, moved = jax.tree.leaves(state.agent.online), []
     for start, one, other in zip(
         before, jax.tree.leaves(found), jax.tree.leaves(alone), strict=True
     ):
         step = np.abs(other - start).max()
-        np.testing.assert_allclose(one[1], other, atol=1e-6 + 1e-3 * step)
-        assert step < 1e-5 or np.abs(one[0] - other).max() > 0.3 * step
+        np.testing.assert_allclose(one[1], other, rtol=0, atol=1e-6 + 1e-3 * step)
+        moved.append(step > 1e-4)
+        assert not moved[-1] or np.abs(one[0] - other).max() > 0.3 * step
+    assert np.mean(moved) > 0.5
 
 
 def test_runs_of_different_kinds_are_refused(tmp_path):
@@ -92,8 +94,8 @@ def test_runs_of_different_kinds_are_refused(tmp_path):
 
 
 def test_side_by_side_and_in_turn_agree(monkeypatch):
-    function = lambda a, b: (a["x"] * b, b + 1.0)
-    arguments = {"x": jnp.arange(3.0)}, jnp.array([1.0, 2.0, 4.0])
+    function = lambda a, b, shared: (a["x"] * b, b + shared)
+    arguments = {"x": jnp.arange(3.0)}, jnp.array([1.0, 2.0, 4.0]), jnp.array(7.0)
     in_turn = _over_runs(function)(*arguments)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     beside = _over_runs(function)(*arguments)

@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="default: runs/suites/NAME-SCALE")
     parser.add_argument("--executor", choices=("local", "ray"), default="local")
     parser.add_argument("--jobs", type=int, default=1, help="local: jobs at once")
-    parser.add_argument("--width", type=int, help="runs that share a program at most")
+    parser.add_argument("--width", type=int, default=16, help="runs that share a program at most")
     parser.add_argument("--ray-address", help="ray: the cluster to join (default: this machine)")
     parser.add_argument("--cpus-per-job", type=float, default=1.0, help="ray")
     parser.add_argument("--gpus-per-job", type=float, default=0.0, help="ray")
@@ -40,7 +40,7 @@ def suite_command(argv: Sequence[str]) -> int:
     """``muesli suite NAME [--scale SCALE] [--seeds N] [--out DIR] [--executor E] [--dry-run]``."""
     args = _parser().parse_args(list(argv))
     for flag, value in (("--jobs", args.jobs), ("--width", args.width)):
-        if value is not None and value < 1:
+        if value < 1:
             raise UsageError(f"{flag}: must be at least 1, got {value}")
 
     from muesli.suites import SUITES, Selection, expand
@@ -58,8 +58,7 @@ def suite_command(argv: Sequence[str]) -> int:
 
     prepare_device()
     runs, inside_jax = probe(expand(suite, selection))
-    width = args.width or _default_width()
-    jobs = plan(runs, suite.scales[args.scale].preset, inside_jax, width)
+    jobs = plan(runs, suite.scales[args.scale].preset, inside_jax, args.width)
     if args.dry_run:
         return _dry_run(runs, jobs, args.json)
     for line in dict.fromkeys(
@@ -106,12 +105,6 @@ def _execute(args: argparse.Namespace, jobs: Sequence[Any], out: Path) -> list[A
         address=args.ray_address,
         say=say,
     )
-
-
-def _default_width() -> int:
-    import jax
-
-    return 16 if jax.default_backend() == "cpu" else 64
 
 
 def _dry_run(runs: Sequence[Any], jobs: Sequence[Any], as_json: bool) -> int:

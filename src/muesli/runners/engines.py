@@ -75,12 +75,16 @@ def with_parameters(state: AgentState, source: AgentState) -> AgentState:
 
 
 def _over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for every run of a program: side by side, or in turn on CPUs, where small
-    batched products and scattered writes are slower than plain ones.
+    """function(numbers, state, *shared) for every run of a program: side by side, or in turn on
+    CPUs, where small batched products and scattered writes are slower than plain ones.
     """
-    if jax.default_backend() != "cpu":
-        return jax.vmap(function)
-    return lambda *stacked: jax.lax.map(lambda each: function(*each), stacked)
+
+    def mapped(numbers: Numbers, states: PyTree, *shared: Any) -> PyTree:
+        each = lambda run: function(*run, *shared)  # noqa: E731
+        over = jax.lax.map if jax.default_backend() == "cpu" else lambda f, x: jax.vmap(f)(x)
+        return over(each, (numbers, states))
+
+    return mapped
 
 
 class AnakinEngine:
@@ -95,10 +99,10 @@ class AnakinEngine:
         def anakin(own: Numbers) -> Anakin:
             return make_anakin(with_numbers(parts, own))
 
-        def compiled(function: Callable[..., Any], donate: bool = True) -> Callable[[Any], Any]:
+        def compiled(function: Callable[..., Any], donate: bool = True) -> Callable[..., Any]:
             mapped = _over_runs(function) if len(seeds) > 1 else function
             program = jax.jit(mapped, donate_argnums=(1,) if donate else ())
-            return lambda state: program(dict(numbers or {}), state)
+            return lambda *arguments: program(dict(numbers or {}), *arguments)
 
         self._init = compiled(lambda own, key: anakin(own).init(key), donate=False)
         self._warm_up = compiled(lambda own, state: anakin(own).warm_up(state))

@@ -55,7 +55,16 @@ _LAPTOP: Fields = {
     "log.log_every_steps": 1_000,
     "log.eval_episodes": 100,
 }
-_GPU: Fields = {**_QUIET, "total_env_steps": 5_000_000, "log.log_every_steps": 100_000}
+_GPU: Fields = {
+    **_QUIET,
+    "total_env_steps": 5_000_000,
+    "log.log_every_steps": 100_000,
+    "log.eval_episodes": 0,
+}
+# Suites of many rows: a shorter run each.
+_MANY: Fields = {"total_env_steps": 2_000_000}
+# Agents that play themselves are scored by evaluations.
+_MATCHES: Fields = {"log.eval_episodes": 128}
 
 
 def _scales(
@@ -159,7 +168,7 @@ SUITES: dict[str, Suite] = {
             Claim("similar", "lambda_1", "lambda_0.3", "λ = 0.3 does as well as λ = 1"),
             Claim("similar", "lambda_1", "lambda_3", "λ = 3 does as well as λ = 1"),
         ),
-        scales=_scales(TUNING_GAMES),
+        scales=_scales(TUNING_GAMES, gpu=_MANY),
     ),
     "clipping": Suite(
         title="Clipped and unclipped advantages over six orders of magnitude",
@@ -185,7 +194,7 @@ SUITES: dict[str, Suite] = {
             Claim("better", "unclipped_1", "unclipped_1000", "unclipped: a scale of 1,000 hurts"),
             Claim("better", "clipped_1000", "unclipped_1000", "at 1,000 clipping saves the agent"),
         ),
-        scales=_scales(("beam_rider", "gravitar"), minatar=MINATAR[:2]),
+        scales=_scales(("beam_rider", "gravitar"), gpu=_MANY, minatar=MINATAR[:2]),
         remark="The scale multiplies the advantages inside π_CMPO only; the KL is exact.",
     ),
     "tuning": Suite(
@@ -196,7 +205,7 @@ SUITES: dict[str, Suite] = {
             for name, (field, values) in _TUNED.items()
             for v in values
         ),
-        scales=_scales(TUNING_GAMES, paper_seeds=1, minatar=MINATAR[:2]),
+        scales=_scales(TUNING_GAMES, paper_seeds=1, gpu=_MANY, minatar=MINATAR[:2]),
         remark="The best row of each update is the one to take into the baselines.",
     ),
     "direct_indirect": Suite(
@@ -374,10 +383,16 @@ SUITES: dict[str, Suite] = {
         ),
         scales={
             "laptop": Scale(
-                "tic_tac_toe", ("tic_tac_toe",), 5, {**_LAPTOP, "total_env_steps": 60_000}
+                "tic_tac_toe",
+                ("tic_tac_toe",),
+                5,
+                {**_LAPTOP, **_MATCHES, "total_env_steps": 60_000, "log.eval_every_steps": 5_000},
             ),
             "gpu": Scale(
-                "connect_four", ("connect_four",), 5, {**_GPU, "total_env_steps": 2_000_000}
+                "connect_four",
+                ("connect_four",),
+                5,
+                {**_GPU, **_MATCHES, **_MANY, "log.eval_every_steps": 100_000},
             ),
             "paper": Scale("go", ("go_9x9",), 3),
         },
@@ -396,7 +411,7 @@ SUITES: dict[str, Suite] = {
         claims=(Claim("better", "muesli", "pg", "Muesli is competitive: above policy gradients"),),
         scales={
             "laptop": Scale(
-                "mujoco", ("gym:Pendulum-v1",), 1, {**_QUIET, "total_env_steps": 10_000}
+                "pendulum", ("gym:Pendulum-v1",), 2, {**_QUIET, "total_env_steps": 20_000}
             ),
             "gpu": Scale("mujoco", MUJOCO[1:3], 3, {**_QUIET, "total_env_steps": 1_000_000}),
             "paper": Scale("mujoco", MUJOCO, 10),
