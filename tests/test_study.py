@@ -24,6 +24,7 @@ from muesli.executors.directory import describe, write_description
 from muesli.executors.jobs import execute, plan, probe, state_of, write_job
 from muesli.executors.local import run_locally
 from muesli.metrics import read_jsonl
+from muesli.plots import plot_sweep
 from muesli.report import read_study
 from muesli.report.live import make_server
 from muesli.report.page import render
@@ -42,6 +43,7 @@ SUITE = Suite(
     ),
     claims=(Claim("similar", "lambda_0.3", "lambda_3", "λ </script> does not matter"),),
     scales={"laptop": Scale("tiny", ("catch",), 2)},
+    published={"catch": "97 ± 2"},
 )
 
 
@@ -231,6 +233,11 @@ def test_plot_draws_a_suite_with_bands(study_dir, tmp_path, capsys):
     picture = tmp_path / "study.png"
     assert cli.main(["plot", str(study_dir), "-o", str(picture)]) == 0
     assert picture.read_bytes()[:4] == b"\x89PNG" and str(picture) in capsys.readouterr().out
+    assert cli.main(["plot", str(study_dir), "--sweep"]) == 2
+    assert "the row searching has no number" in capsys.readouterr().err
+    study = read_study([study_dir])
+    plot_sweep({**study, "rows": study["rows"][:2]}, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").stat().st_size > 5_000
 
 
 needs_chromium = pytest.mark.skipif(
@@ -258,6 +265,7 @@ def test_the_page_in_a_browser(study_dir, browser, tmp_path, capsys):
     )
     assert browser.run("document.querySelectorAll('.chart .curve[data-row]').length") == 2
     assert "about 300%" in browser.run("document.getElementById('scores').textContent")
+    assert "97 ± 2" in browser.run("document.body.textContent")
     assert "Not here: searching" in browser.run("document.body.textContent")
     # The video is a real one that this browser can play.
     browser.run("document.querySelector('video').load()")

@@ -15,6 +15,7 @@ from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
 from muesli.suites import SCALES, SUITES, Row, Selection, expand, set_fields
 from muesli.suites.paper import ALL_GAMES, TUNING_GAMES
+from muesli.suites.published import TABLE_3, TABLE_11
 
 replace = dataclasses.replace
 EVERY = [(name, scale) for name, suite in SUITES.items() for scale in suite.scales]
@@ -42,6 +43,11 @@ def test_a_suite_expands(name, scale):
 def test_the_games_are_the_papers():
     assert set(ALL_GAMES) == set(GAMES) and len(ALL_GAMES) == 57
     assert len(TUNING_GAMES) == 10 and set(TUNING_GAMES) < set(ALL_GAMES)
+    assert set(TABLE_11) == {f"atari:{game}" for game in ALL_GAMES}
+    assert set(TABLE_3) == set(SUITES["atari_40m"].scales["paper"].envs)
+    # Three of them, read from the page a second time.
+    assert TABLE_11["atari:alien"] == "139,409 ± 12,178" and TABLE_3["atari:qbert"] == "30,937"
+    assert TABLE_11["atari:zaxxon"] == "65,325 ± 395"
 
 
 def test_a_row_changes_its_fields_and_nothing_else():

@@ -28,6 +28,7 @@ def describe(
         "title": suite.title,
         "figure": suite.figure,
         "remark": suite.remark,
+        "published": {e: t for e, t in suite.published.items() if e in {run.env for run in runs}},
         "scale": selection.scale,
         "preset": suite.scales[selection.scale].preset,
         "command": list(command),

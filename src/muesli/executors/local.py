@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,7 +68,9 @@ def run_locally(
         else:
             waiting.append(job)
     running: list[tuple[Job, subprocess.Popen[bytes], Path]] = []
-    previous = signal.signal(signal.SIGTERM, _raise_stopped)
+    # Elsewhere than in the main thread, whoever called us handles signals.
+    ours = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, _raise_stopped) if ours else None
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -86,7 +89,8 @@ def run_locally(
             process.wait()
             outcomes.append(Outcome(job, "stopped", "the same command continues it"))
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        if ours:
+            signal.signal(signal.SIGTERM, previous)
     return outcomes
 
 

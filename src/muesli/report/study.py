@@ -132,6 +132,7 @@ def _summarise(meta: dict[str, Any], runs: Sequence[RunData], wanted: int) -> di
     matrices = {row["name"]: row.pop("matrix") for row in rows}
     return {
         **{key: meta[key] for key in ("suite", "title", "figure", "remark", "scale", "preset")},
+        "published": meta.get("published", {}),
         "command": meta["command"],
         "plugins": meta["plugins"],
         "missing": meta["missing"],

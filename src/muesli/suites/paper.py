@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muesli.config import Config
+from muesli.suites.published import TABLE_3, TABLE_11
 from muesli.suites.records import Claim, Fields, Row, Scale, Suite
 
 TUNING_GAMES = (
@@ -155,6 +156,7 @@ SUITES: dict[str, Suite] = {
             ),
             "paper": Scale("atari_large", _atari(ALL_GAMES), 2, {"env.num_envs": 152}),
         },
+        published=TABLE_11,
         remark="MuZero Reanalyse, which the paper compares with, is not here (median 1,047 ± 40%).",
     ),
     "lambda": Suite(
@@ -422,6 +424,7 @@ SUITES: dict[str, Suite] = {
         title="Nine games at 40M frames",
         figure="table 3",
         rows=(_MUESLI,),
+        published=TABLE_3,
         scales=_scales(FORTY_MILLION_GAMES, paper_seeds=2, paper={"total_env_steps": 10_000_000}),
     ),
     "atari_57": Suite(

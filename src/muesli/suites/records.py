@@ -61,6 +61,8 @@ class Suite:
     scales: Mapping[str, Scale]
     claims: tuple[Claim, ...] = ()
     remark: str = ""
+    published: Mapping[str, str] = field(default_factory=dict)
+    """What the paper prints for single environments, as text."""
 
     def with_rows(self, *rows: Row) -> Suite:
         """The same suite with more rows; one of a known name takes its place."""

@@ -314,11 +314,13 @@
   function games() {
     const finished = study.rows.filter((row) => Object.keys(row.envs).length);
     if (!finished.length) return [];
+    const printed = Object.keys(study.published).length > 0;
     return [element("h3", {}, "In each environment’s own units"),
       element("div", { class: "scroll" }, element("table", {},
-        element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Environment"), finished.map((row) => element("th", { scope: "col" }, label(row.name))))),
+        element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Environment"), finished.map((row) => element("th", { scope: "col" }, label(row.name))), printed ? element("th", { scope: "col" }, "In the paper") : null)),
         element("tbody", {}, study.envs.map((env) => element("tr", {}, element("th", { scope: "row" }, env.name),
-          finished.map((row) => element("td", {}, ...number(row.envs[env.name]))))))))];
+          finished.map((row) => element("td", {}, ...number(row.envs[env.name]))),
+          printed ? element("td", {}, study.published[env.name] || "–") : null)))))];
   }
 
   function media() {
