@@ -129,7 +129,7 @@
   function whisker(e, low, high, stroke, zero) {
     const width = 260, height = 26, pad = 6;
     const x = (v) => pad + (width - 2 * pad) * (Math.min(high, Math.max(low, v)) - low) / (high - low || 1);
-    return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", style: "width:100%;max-width:18rem;height:26px", preserveAspectRatio: "none", "aria-label": `${short(e.value)}, ${short(e.low)} to ${short(e.high)}` },
+    return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", style: "width:260px;max-width:100%;height:26px", "aria-label": `${short(e.value)}, ${short(e.low)} to ${short(e.high)}` },
       zero ? svg("line", { x1: x(0), x2: x(0), y1: 2, y2: height - 2, class: "axis", style: "stroke:var(--faint)" }) : null,
       svg("line", { x1: x(e.low), x2: x(e.high), y1: height / 2, y2: height / 2, stroke, "stroke-width": 6, "stroke-linecap": "round", opacity: .28 }),
       svg("ellipse", { cx: x(e.value), cy: height / 2, rx: 4.5, ry: 4.5, fill: stroke }));
