@@ -16,6 +16,14 @@ from muesli.report import read_study
 ROOT = Path(__file__).parents[1]
 
 
+def without_out(command: list[str]) -> list[str]:
+    """The command without the place on this machine."""
+    if "--out" not in command:
+        return command
+    at = command.index("--out")
+    return command[:at] + command[at + 2 :]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("directories", type=Path, nargs="+")
@@ -23,6 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     for directory in args.directories:
         study = read_study([directory])
+        study["command"] = without_out(study["command"])
         name = f"suite_{study['suite']}_{study['scale']}"
         file = ROOT / "results" / f"{name}.json"
         file.write_text(json.dumps(study, indent=None, separators=(",", ":")) + "\n")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from muesli.plots import plot_sweep
 from muesli.report import read_study
 from muesli.report.live import make_server
 from muesli.report.page import render
+from muesli.runners.device import look_at_device
 from muesli.runners.parts import build
 from muesli.runners.train import load_agent_state, train
 from muesli.suites import SUITES, Claim, Row, Scale, Selection, Suite, expand
@@ -158,6 +160,15 @@ def test_a_damaged_cache_is_no_cache(tmp_path, monkeypatch):
     assert rates.read_rates() == {} and rates.estimated_hours("a", "b", "c", 10) is None
     rates.record_rate("a", "b", "c", 7_200, 2.0)
     assert rates.estimated_hours("a", "b", "c", 3_600) == pytest.approx(1 / 3600)
+
+
+def test_looking_at_the_device_leaves_the_environment_as_it_was(monkeypatch):
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.delenv(name, raising=False)
+    assert look_at_device() == "cpu" and name not in os.environ
+    monkeypatch.setenv(name, "true")
+    look_at_device()
+    assert os.environ[name] == "true"
 
 
 @pytest.mark.parametrize(

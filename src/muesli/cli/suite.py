@@ -54,13 +54,13 @@ def suite_command(argv: Sequence[str]) -> int:
     selection = Selection(args.scale, args.seeds, split(args.rows), split(args.envs), fields)
 
     from muesli.executors.jobs import plan, probe
-    from muesli.runners.device import prepare_device
+    from muesli.runners.device import look_at_device
 
-    prepare_device()
+    device = look_at_device()
     runs, inside_jax = probe(expand(suite, selection))
     jobs = plan(runs, suite.scales[args.scale].preset, inside_jax, args.width)
     if args.dry_run:
-        return _dry_run(runs, jobs, args.json)
+        return _dry_run(runs, jobs, device, args.json)
     for line in dict.fromkeys(
         f"{run.row} on {run.env}: {run.missing}" for run in runs if run.missing
     ):
@@ -107,14 +107,11 @@ def _execute(args: argparse.Namespace, jobs: Sequence[Any], out: Path) -> list[A
     )
 
 
-def _dry_run(runs: Sequence[Any], jobs: Sequence[Any], as_json: bool) -> int:
+def _dry_run(runs: Sequence[Any], jobs: Sequence[Any], device: str, as_json: bool) -> int:
     """Every run with its frames, and hours at the last rate measured here."""
-    import jax
-
     from muesli.executors.jobs import frames_of
     from muesli.executors.rates import estimated_hours
 
-    device = jax.devices()[0].device_kind
     job_of = {run.path: job for job in jobs for run in job.runs}
     entries = []
     for run in runs:
