@@ -28,7 +28,10 @@ _MATHS = _BASE | {"config", "distributions", "ops"}
 _LEARNER = _MATHS | {"policy_updates", "losses", "diagnostics", "networks", "optim", "search"}
 _RECORDS = _BASE | {"config", "checkpoint", "metrics", "plots", "report", "video"}
 _EVERYTHING = (
-    _LEARNER | _RECORDS | {"agent", "envs", "go", "keys", "presets", "replay", "runners", "suites"}
+    _LEARNER
+    | _RECORDS
+    | {"agent", "envs", "go", "keys", "presets", "replay", "runners", "suites"}
+    | {"executors", "fields", "statistics"}
 )
 
 # room -> the other rooms it may import. A row whose room does not exist yet is fine.
@@ -42,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": _MATHS | {"policy_updates", "networks"},
     "diagnostics": _MATHS | {"policy_updates", "losses"},
     "agent": _LEARNER,
-    "runners": _EVERYTHING - {"runners", "suites", "report", "plots", "video", "go"},
+    "runners": _EVERYTHING
+    - {"executors", "go", "runners", "suites", "report", "plots", "statistics", "video"},
     "cli": _EVERYTHING,
     # beside the chain
     "config": set(),
@@ -57,9 +61,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": _BASE | {"config"},
     "metrics": _BASE | {"config"},
     "plots": {"config", "metrics"},
-    "report": {"config", "metrics", "plots"},
+    "statistics": set(),
+    "report": {"config", "envs", "fields", "metrics", "plots", "presets", "statistics", "suites"},
     "video": _BASE | {"config", "envs", "plots", "runners"},
-    "suites": {"config", "presets", "runners"},
+    "fields": {"config"},
+    "suites": {"config", "fields", "presets"},
+    "executors": {"config", "checkpoint", "envs", "fields", "metrics", "runners", "suites"},
     # Go at the board: referee, GTP, matches, diagrams
     "go": _BASE | {"config", "distributions", "agent", "envs", "plots", "runners"},
     # the front doors
@@ -77,7 +84,17 @@ HOST_MODULES = {
     *("select", "selectors", "signal", "socket"),
     *("datetime", "time"),
 }
-HOST_ROOMS = {"cli", "go", "runners", "checkpoint", "metrics", "plots", "report", "video"}
+HOST_ROOMS = {
+    "cli",
+    "executors",
+    "go",
+    "runners",
+    "checkpoint",
+    "metrics",
+    "plots",
+    "report",
+    "video",
+}
 # What a single module elsewhere may use: the emulators' threads are as many as the processors, and
 # worker processes are started, shared memory with, waited for and killed in one place.
 HOST_EXCEPTIONS: dict[str, set[str]] = {
@@ -97,12 +114,24 @@ ONLY_IN: dict[str, set[str]] = {
     "pgx": {"envs"},
     "ale_py": {"envs"},
     "gymnasium": {"envs"},
+    "ray": {"executors"},
     "tensorboardX": {"metrics"},
     "wandb": {"metrics"},
 }
 
 # Oracles of the tests and other frameworks: nowhere in the package.
-NOWHERE = {"chex", "distrax", "haiku", "pyspiel", "rlax", "tensorflow", "tests", "torch"}
+NOWHERE = {
+    "chex",
+    "distrax",
+    "haiku",
+    "pandas",
+    "pyspiel",
+    "rlax",
+    "rliable",
+    "tensorflow",
+    "tests",
+    "torch",
+}
 
 # Gradients stop at one place, where the agent makes its Targets.
 NO_STOP_GRADIENT = {"losses", "policy_updates"}

@@ -552,12 +552,14 @@ def estimate(
     records = batch.transitions
     behaviour = _with_bootstrap(records.behaviour, prior.policy)
     taken = _with_bootstrap(records.action, prior.policy.mode())
-    mixed = mix_prior(
-        prior.policy,
-        behaviour,
-        config.update.uniform_prior_weight,
-        config.update.behaviour_prior_weight,
-    )
+    mixed = prior.policy
+    if config.update.prior_mixing:
+        mixed = mix_prior(
+            prior.policy,
+            behaviour,
+            config.update.uniform_prior_weight,
+            config.update.behaviour_prior_weight,
+        )
     actions, weights, log_prior = _candidate_actions(mixed, keys, config.update.kl_samples)
     q = _action_values(
         network, config, spec, state.prior, prior.embedding, taken, actions, online.policy, keys

@@ -55,6 +55,8 @@ class UpdateConfig:
     """Share of the uniform policy in π_prior when forming a target."""
     behaviour_prior_weight: float = 0.03
     """Share of the behaviour policy in π_prior when forming a target."""
+    prior_mixing: bool = True
+    """Whether these two shares are mixed in at all."""
 
 
 UPDATE_DEFAULTS: dict[str, UpdateConfig] = {
@@ -351,7 +353,8 @@ class LogConfig:
     """Every how many checkpoints the acting parameters are kept for good, as ``kept-<updates>``:
     opponents for later, and Elo over training. 0 keeps none."""
     save_replay: bool = True
-    """Whether a checkpoint holds the replay ring (Sebulba); without it, the ring fills anew."""
+    """Whether a checkpoint holds the replay ring; without it, the ring fills anew (Sebulba). Inside
+    JAX only a finished run's checkpoint may go without."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def diagnostics(
     count = jnp.maximum(1, jnp.sum(possible, -1))
     best = jnp.max(jnp.where(possible, advantages, -jnp.inf), -1)
     gap = best - jnp.sum(advantages * possible, -1) / count
-    threshold = config.update.clip_threshold or jnp.inf
+    threshold = jnp.inf if config.update.clip_threshold is None else config.update.clip_threshold
     clipped = possible & (jnp.abs(config.update.advantage_scale * advantages) > threshold)
     cmpo = jax.vmap(jax.vmap(lambda x: distillation(x.policy, cmpo_target(x, config.update))))
     ratio = inputs.policy.log_prob(inputs.action) - inputs.behaviour.log_prob(inputs.action)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,79 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, title: str | None = None) 
     )
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8)
+    style(axes)
+    figure.tight_layout()
+    figure.savefig(output)
+    plt.close(figure)
+
+
+def plot_study(study: Mapping[str, Any], output: Path) -> None:
+    """The learning curves of a study: a panel for each environment, a band for each row.
+
+    study: as ``report.read_study`` gives it.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    envs = [env["name"] for env in study["envs"]]
+    columns = min(3, max(1, len(envs)))
+    lines = -(-max(1, len(envs)) // columns)
+    size = (max(7.0, 4.2 * columns), 3.6 * lines)
+    figure, panels = plt.subplots(lines, columns, figsize=size, dpi=130, squeeze=False)
+    for axes in panels.flat[len(envs) :]:
+        axes.set_axis_off()
+    for env, axes in zip(envs, panels.flat, strict=False):
+        for index, row in enumerate(study["rows"]):
+            curve = row["curves"].get(env)
+            if curve is None:
+                continue
+            colour = COLOURS[index % len(COLOURS)]
+            dashes = ("-", "--", ":")[index // len(COLOURS) % 3]
+            steps = curve["steps"]
+            axes.fill_between(steps, curve["low"], curve["high"], color=colour, alpha=0.14, lw=0)
+            label = row["name"].replace("_", " ")
+            axes.plot(steps, curve["value"], dashes, color=colour, linewidth=1.8, label=label)
+        axes.set_title(env, fontsize=9)
+        axes.set_xlabel("environment steps")
+        style(axes)
+    panels[0, 0].set_ylabel("episode return")
+    if panels[0, 0].get_legend_handles_labels()[1]:
+        panels[0, 0].legend(frameon=False, fontsize=7, ncols=1 + len(study["rows"]) // 8)
+    seeds = max((row["finished"] for row in study["rows"]), default=0)
+    title = f"{study['title']} · mean of {seeds} seeds, 95% bootstrap intervals"
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(output)
+    plt.close(figure)
+
+
+def plot_sweep(study: Mapping[str, Any], output: Path) -> None:
+    """Scores over a swept number, for rows named ``series_number``: IQM and 95% intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    series: dict[str, list[tuple[float, Mapping[str, float]]]] = {}
+    for row in study["rows"]:
+        name, _, number = row["name"].rpartition("_")
+        if "iqm" in row["aggregates"]:
+            series.setdefault(name, []).append((float(number), row["aggregates"]["iqm"]))
+    figure, axes = plt.subplots(figsize=(7.0, 3.8), dpi=130)
+    for index, (name, points) in enumerate(series.items()):
+        points.sort(key=lambda point: point[0])
+        x = [at for at, _ in points]
+        value = np.array([e["value"] for _, e in points])
+        low, high = (np.array([e[k] for _, e in points]) for k in ("low", "high"))
+        colour = COLOURS[index % len(COLOURS)]
+        errors = np.maximum(0.0, [value - low, high - value])
+        axes.errorbar(x, value, yerr=errors, color=colour, marker="o", capsize=3, label=name)
+    axes.set_xscale("log")
+    axes.set_ylabel("normalised score (IQM)")
+    axes.set_title(study["title"], fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
     style(axes)
     figure.tight_layout()
     figure.savefig(output)

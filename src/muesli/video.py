@@ -40,6 +40,17 @@ def record(player: Player, output: Path, episodes: int, max_steps: int, fps: int
     return frames
 
 
+def first_frame(video: Path, output: Path) -> None:
+    """The picture a video begins with."""
+    import imageio.v2 as imageio
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        reader: Any = imageio.get_reader(video)
+        with reader:
+            imageio.imwrite(output, reader.get_data(0))
+
+
 def _play(
     player: Player, canvas: _Canvas, episodes: int, max_steps: int, seed: int
 ) -> Iterator[np.ndarray]:

@@ -14,11 +14,11 @@ from typing import Any
 
 import muesli
 
-WHAT = ("presets", "envs", "updates", "networks")
+WHAT = ("presets", "envs", "updates", "networks", "suites")
 
 
 def list_command(argv: Sequence[str]) -> int:
-    """``muesli list presets|envs|updates|networks [--json]``."""
+    """``muesli list presets|envs|updates|networks|suites [--json]``."""
     parser = argparse.ArgumentParser(prog="muesli list", allow_abbrev=False)
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--json", action="store_true", help="one JSON array on the last line")
@@ -49,12 +49,18 @@ def _family(what: str) -> list[tuple[str, Any]]:
         from muesli.policy_updates import UPDATES
 
         return list(UPDATES.items())
+    if what == "suites":
+        from muesli.suites import SUITES
+
+        return list(SUITES.items())
     from muesli.networks import NETWORKS
 
     return list(NETWORKS.items())
 
 
 def _summary(entry: Any) -> str:
+    if hasattr(entry, "figure"):  # a suite
+        return f"{entry.figure}: {entry.title}"
     function = entry.func if isinstance(entry, partial) else entry
     return (inspect.getdoc(function) or "").split("\n")[0]
 

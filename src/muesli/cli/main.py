@@ -20,7 +20,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gtp": ("muesli.cli.board", "be a Go engine: muesli gtp RUN_DIR"),
     "elo": ("muesli.cli.board", "rate a run's checkpoints: muesli elo RUN_DIR [--games N]"),
     "plot": ("muesli.cli.plot", "draw curves: muesli plot RUN_DIR... [-o FILE.png]"),
-    "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks"),
+    "suite": ("muesli.cli.suite", "run a study of the paper: muesli suite NAME [--dry-run]"),
+    "compare": ("muesli.cli.report", "tables with intervals: muesli compare DIR..."),
+    "report": ("muesli.cli.report", "one page to show: muesli report DIR [-o FILE.html] [--live]"),
+    "job": ("muesli.cli.suite", "do one job of a suite (executors call this): muesli job FILE"),
+    "list": ("muesli.cli.info", "what there is: muesli list presets|envs|updates|networks|suites"),
     "doctor": ("muesli.cli.info", "what this machine can do"),
     "bench": ("muesli.cli.bench", "throughput: muesli bench [PRESET]"),
 }
@@ -36,7 +40,7 @@ class UsageError(Exception):
 def usage() -> str:
     """The text of ``muesli --help``."""
     lines = [
-        "usage: muesli COMMAND [OPTIONS]",
+        "usage: muesli [--plugin FILE.py ...] COMMAND [OPTIONS]",
         "",
         "Policy optimisation as in 'Muesli: Combining Improvements in Policy Optimization'.",
         "",
@@ -62,7 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(f"muesli {muesli.__version__}")
         return 0
-    name = arguments[0]
+    from muesli.cli import plugins
+
+    while arguments[:1] == ["--plugin"]:
+        try:
+            plugins.load([*arguments, ""][1])
+        except ValueError as error:
+            print(f"muesli: {error}", file=sys.stderr)
+            return USAGE_ERROR
+        del arguments[:2]
+    name = arguments[0] if arguments else ""
     if name not in COMMANDS:
         print(f"muesli: unknown command '{name}'{nearest(name, list(COMMANDS))}", file=sys.stderr)
         return USAGE_ERROR

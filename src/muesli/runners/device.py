@@ -21,3 +21,17 @@ def prepare_device() -> None:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     jax.config.update("jax_compilation_cache_dir", str(base / "muesli" / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def look_at_device() -> str:
+    """The kind of device there is, without taking its memory: the processes to come need it."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        return jax.devices()[0].device_kind
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -18,9 +18,10 @@ from muesli.checkpoint import RingView
 from muesli.config import ConfigError
 from muesli.envs.base import slot_seeds
 from muesli.runners.actors import Arrays, Chunk
-from muesli.runners.anakin import FinishedEpisodes, make_anakin
+from muesli.runners.anakin import Anakin, FinishedEpisodes, make_anakin
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.memory import check_memory, compiled_bytes
+from muesli.runners.numbers import Numbers, with_numbers
 from muesli.runners.parts import Parts
 from muesli.runners.ringview import Place, read_ring, ring_view
 from muesli.runners.sebulba import Sebulba, SebulbaState
@@ -85,10 +86,10 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def make_engine(parts: Parts, seeds: Sequence[int]) -> Engine:
-    """The engine for a run's environment and configuration."""
+def make_engine(parts: Parts, seeds: Sequence[int], numbers: Numbers | None = None) -> Engine:
+    """The engine for a run's environment and configuration; ``numbers`` are each seed's own."""
     if not parts.sebulba:
-        return AnakinEngine(parts, seeds)
+        return AnakinEngine(parts, seeds, numbers)
     if len(seeds) > 1:
         raise ConfigError(
             f"seeds: several at once need an environment inside JAX, which {parts.config.env.name} "
@@ -104,24 +105,42 @@ def with_parameters(state: AgentState, source: AgentState) -> AgentState:
     return state._replace(online=source.online, prior=source.prior, normaliser=source.normaliser)
 
 
-class AnakinEngine:
-    """Everything inside one jitted function, mapped over seeds if there are several."""
+def _over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """function(numbers, state, *shared) for every run of a program: side by side, or in turn on
+    CPUs, where small batched products and scattered writes are slower than plain ones.
+    """
 
-    def __init__(self, parts: Parts, seeds: Sequence[int]):
+    def mapped(numbers: Numbers, states: PyTree, *shared: Any) -> PyTree:
+        each = lambda run: function(*run, *shared)  # noqa: E731
+        over = jax.lax.map if jax.default_backend() == "cpu" else lambda f, x: jax.vmap(f)(x)
+        return over(each, (numbers, states))
+
+    return mapped
+
+
+class AnakinEngine:
+    """Everything inside one jitted function, mapped over seeds and their numbers if there are
+    several.
+    """
+
+    def __init__(self, parts: Parts, seeds: Sequence[int], numbers: Numbers | None = None):
         self.parts, self.seeds, self.iterations = parts, seeds, 0
         # Metrics of the call under way, [iterations] (with several seeds: [seeds, iterations]).
         self._pending: Arrays = {}
         self._piece = 1
-        anakin = make_anakin(parts)
         per_call = parts.schedule.per_call
-        over_seeds = jax.vmap if len(seeds) > 1 else (lambda f: f)
-        self._init = jax.jit(over_seeds(anakin.init))
-        self._warm_up = jax.jit(over_seeds(anakin.warm_up), donate_argnums=0)
-        several = len(seeds) > 1
-        some = lambda state, n: anakin.iterate_some(state, n, per_call)  # noqa: E731
-        self._iterate = jax.jit(
-            jax.vmap(some, in_axes=(0, None)) if several else some, donate_argnums=0
-        )
+
+        def anakin(own: Numbers) -> Anakin:
+            return make_anakin(with_numbers(parts, own))
+
+        def compiled(function: Callable[..., Any], donate: bool = True) -> Callable[..., Any]:
+            mapped = _over_runs(function) if len(seeds) > 1 else function
+            program = jax.jit(mapped, donate_argnums=(1,) if donate else ())
+            return lambda *arguments: program(dict(numbers or {}), *arguments)
+
+        self._init = compiled(lambda own, key: anakin(own).init(key), donate=False)
+        self._warm_up = compiled(lambda own, state: anakin(own).warm_up(state))
+        self._iterate = compiled(lambda own, state, n: anakin(own).iterate_some(state, n, per_call))
 
     def start(self, parameters: AgentState | None) -> list[Episodes]:
         keys = jnp.stack([jax.random.key(seed) for seed in self.seeds])
@@ -227,6 +246,11 @@ class AnakinEngine:
 
     def snapshot(self, k: int) -> Snapshot:
         several, replay = len(self.seeds) > 1, self.state.replay
+        schedule = self.parts.schedule
+        complete = self.iterations == schedule.warm_up + schedule.calls * schedule.per_call
+        # A run that is over replays nothing more; one that is not resumes to the bit.
+        if complete and not self.parts.config.log.save_replay:
+            replay = None
         ring = None if replay is None else ring_view(replay, k if several else None)
         state = self.state._replace(replay=None if replay is None else replay.written)
         pending = {_PENDING + n: x[k] if several else x for n, x in self._pending.items()}

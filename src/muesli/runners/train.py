@@ -14,7 +14,7 @@ import numpy as np
 
 from muesli import checkpoint, keys
 from muesli.agent import make_act
-from muesli.config import Config, ConfigError
+from muesli.config import Config, ConfigError, validate
 from muesli.envs import ENVS, EnvError
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.metrics import RunLog
@@ -23,11 +23,12 @@ from muesli.runners.evaluate import Evaluation, make_evaluate
 from muesli.runners.export import exported_agent
 from muesli.runners.faults import ActorError, NotFiniteError, TrainingError, dump
 from muesli.runners.host import evaluate_on_host
+from muesli.runners.numbers import Numbers, families, varying, with_numbers
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
 from muesli.runners.saving import Saver, kept_checkpoints, load_kept
 from muesli.runners.signals import Signals
-from muesli.types import AgentState
+from muesli.types import AgentState, PRNGKey
 
 Callback = Callable[[Mapping[str, Any]], None]
 
@@ -75,10 +76,25 @@ def train(
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
     if env is not None:
         ENVS[config.env.name] = env
-    parts = build(config)
+    return train_many(configs, paths, callbacks, init_from, signals)
+
+
+def train_many(
+    configs: Sequence[Config],
+    run_dirs: Sequence[Path],
+    callbacks: Sequence[Callback] = (),
+    init_from: str | Path | None = None,
+    signals: Signals | None = None,
+) -> Result:
+    """Trains runs that differ in their seeds and numbers only (see ``numbers``), as one program."""
+    if len(families(configs)) != 1:
+        raise ConfigError("configs: only seeds and traceable numbers may differ within a program")
+    for config in configs[1:]:
+        validate(config)
+    parts, numbers = build(configs[0]), varying(configs)
     _try_out(parts.env)
-    engine = make_engine(parts, [c.seed for c in configs])
-    directories = [RunDirectory.create(p, c) for p, c in zip(paths, configs, strict=True)]
+    engine = make_engine(parts, [c.seed for c in configs], numbers)
+    directories = [RunDirectory.create(p, c) for p, c in zip(run_dirs, configs, strict=True)]
 
     def forget() -> None:
         for directory in directories:
@@ -87,7 +103,7 @@ def train(
     if signals is not None:
         signals.leave = forget
     try:
-        run = _Run(parts, engine, directories, callbacks)
+        run = _Run(parts, engine, configs, directories, callbacks, numbers)
         try:
             run.start(init_from)
         except BaseException:
@@ -121,7 +137,7 @@ def resume(
     engine = make_engine(parts, [config.seed])
     directory = RunDirectory.open(path)
     try:
-        run = _Run(parts, engine, [directory], callbacks)
+        run = _Run(parts, engine, [config], [directory], callbacks)
         run.restore()
         return run.finish(signals)
     finally:
@@ -136,8 +152,10 @@ class _Run:
         self,
         parts: Parts,
         engine: Engine,
+        configs: Sequence[Config],
         directories: Sequence[RunDirectory],
         callbacks: Sequence[Callback],
+        numbers: Numbers | None = None,
     ):
         self.parts, self.engine, self.directories = parts, engine, directories
         self.callbacks = callbacks
@@ -148,13 +166,11 @@ class _Run:
         self.evaluations: list[dict[str, Any]] = [{} for _ in directories]
         self.logs: list[RunLog] = []
         self.stopped_by: int | None = None
-        config = parts.config
         self.savers = [
-            Saver(d.checkpoints, dataclasses.replace(config, seed=config.seed + k))
-            for k, d in enumerate(directories)
+            Saver(d.checkpoints, config) for d, config in zip(directories, configs, strict=True)
         ]
         self._unsaved = False
-        self._evaluate = _evaluator(parts)
+        self._evaluate = _evaluator(parts, numbers or {})
 
     # --- starting ----------------------------------------------------------------------------
 
@@ -283,7 +299,7 @@ class _Run:
         """
         found = []
         for k in range(self.seeds):
-            evaluation = self._evaluate(self.engine.agent(k), number, stop)
+            evaluation = self._evaluate(self.engine.agent(k), number, k, stop)
             if evaluation is None:
                 return None
             found.append(summarise(*evaluation))
@@ -346,26 +362,34 @@ class _Run:
             self.savers[k].save_for_good(snapshot.tree.agent, steps)
 
 
-def _evaluator(parts: Parts) -> Callable[[AgentState, int, Stop], Evaluation | None]:
-    """evaluate(AgentState, number, stop): fresh episodes, inside JAX where the environment is."""
-    config = parts.config
-    act = make_act(parts.spec, parts.network, config, config.agent.act_with)
-    episodes = config.log.eval_episodes
+def _evaluator(
+    parts: Parts, numbers: Numbers
+) -> Callable[[AgentState, int, int, Stop], Evaluation | None]:
+    """evaluate(AgentState, number, seed's index, stop): fresh episodes, inside JAX where the
+    environment is.
+    """
+    episodes = parts.config.log.eval_episodes
     if not isinstance(parts.env, JaxEnv):
-        return lambda agent, number, stop: evaluate_on_host(
+        act = make_act(parts.spec, parts.network, parts.config, parts.config.agent.act_with)
+        return lambda agent, number, k, stop: evaluate_on_host(
             parts, act, parts.agent.acting(agent), episodes, seed=_EVAL_SEED - number, stop=stop
         )
-    play = make_evaluate(
-        parts.env,
-        act,
-        parts.agent.initial_actor,
-        episodes,
-        reward_scale=config.env.reward_scale,
-    )
-    compiled = jax.jit(lambda agent, key: play(parts.agent.acting(agent), key))
-    run_key = jax.random.key(_EVAL_SEED)
-    return lambda agent, number, stop: jax.device_get(
-        compiled(agent, keys.eval_key(run_key, number))
+    env = parts.env
+
+    def play(own: Numbers, agent: AgentState, key: PRNGKey) -> Evaluation:
+        mine = with_numbers(parts, own)
+        act = make_act(mine.spec, mine.network, mine.config, mine.config.agent.act_with)
+        scale = mine.config.env.reward_scale
+        run = make_evaluate(env, act, mine.agent.initial_actor, episodes, reward_scale=scale)
+        return run(mine.agent.acting(agent), key)
+
+    compiled, run_key = jax.jit(play), jax.random.key(_EVAL_SEED)
+    return lambda agent, number, k, stop: jax.device_get(
+        compiled(
+            {name: values[k] for name, values in numbers.items()},
+            agent,
+            keys.eval_key(run_key, number),
+        )
     )
 
 

@@ -1,0 +1,145 @@
+"""``muesli compare`` and ``muesli report``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muesli.cli.main import UsageError
+
+
+def _check(directories: Sequence[Path]) -> None:
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is no directory")
+
+
+def compare_command(argv: Sequence[str]) -> int:
+    """``muesli compare DIR… [--json]``: suites, or one directory of runs for each row."""
+    parser = argparse.ArgumentParser(
+        prog="muesli compare",
+        allow_abbrev=False,
+        description="A table with IQM and 95% intervals: of a suite, or of directories of runs.",
+    )
+    parser.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args(list(argv))
+    _check(args.directories)
+
+    from muesli.report import read_study
+
+    suites = [d for d in args.directories if (d / "suite.json").exists()]
+    if len(suites) == len(args.directories):
+        studies = [read_study([d]) for d in suites]
+    else:
+        studies = [read_study(args.directories)]
+    for study in studies:
+        _print_study(study)
+    if args.json:
+        print(json.dumps(studies[0] if len(studies) == 1 else studies))
+    return 0
+
+
+def _print_study(study: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if Console().is_terminal else 120)
+    where = ", ".join(x for x in (study["figure"], study["scale"]) if x)
+    table = Table(
+        title=f"{study['title']}{f' ({where})' if where else ''}", title_justify="left", box=None
+    )
+    table.add_column("row")
+    table.add_column("runs", justify="right")
+    games = [env["name"] for env in study["envs"]]
+    if study["comparable"]:
+        for name in ("IQM", "median", "mean"):
+            table.add_column(name, justify="right")
+    for game in games[:6]:
+        table.add_column(game, justify="right")
+    for row in study["rows"]:
+        cells = [row["name"], f"{row['finished']}"]
+        if study["comparable"]:
+            cells += [_interval(row["aggregates"].get(k)) for k in ("iqm", "median", "mean")]
+        cells += [_interval(row["envs"].get(game)) for game in games[:6]]
+        table.add_row(*cells)
+    console.print(table)
+    unfinished = study["runs_wanted"] - study["runs_finished"]
+    if unfinished:
+        console.print(f"{unfinished} of {study['runs_wanted']} runs are not finished")
+    for line in study["missing"]:
+        console.print(f"not here: {line}", markup=False)
+    for claim in study["claims"]:
+        chance = claim["improvement"]
+        shown = f"P(improvement) {_interval(chance)}" if chance else ""
+        console.print(f"  {claim['verdict']:<20} {claim['text']}   {shown}", markup=False)
+
+
+def _interval(estimate: Mapping[str, float] | None) -> str:
+    if not estimate:
+        return "–"
+    return f"{estimate['value']:.3g} ({estimate['low']:.3g}, {estimate['high']:.3g})"
+
+
+def report_command(argv: Sequence[str]) -> int:
+    """``muesli report DIR… [-o FILE.html] [--videos N] [--live]``."""
+    parser = argparse.ArgumentParser(
+        prog="muesli report",
+        allow_abbrev=False,
+        description="One self-contained page: of a suite, or of directories of runs.",
+    )
+    parser.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+    parser.add_argument("-o", "--output", type=Path, help="default: DIR/report.html")
+    parser.add_argument("--videos", type=int, default=2, help="rows to show at play (0: none)")
+    parser.add_argument("--live", action="store_true", help="serve it here while the suite runs")
+    parser.add_argument("--port", type=int, default=0, help="live: default is any free one")
+    args = parser.parse_args(list(argv))
+    _check(args.directories)
+    if args.live:
+        from muesli.report.live import serve
+
+        serve(args.directories, args.port, lambda line: print(line, flush=True))
+        return 0
+
+    from muesli.report import read_study
+    from muesli.report.page import render
+
+    study = read_study(args.directories)
+    study["media"] = _media(study, args.directories[0], args.videos)
+    output = args.output or args.directories[0] / "report.html"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(render(study), encoding="utf-8")
+    print(f"{output} ({output.stat().st_size / 1024:.0f} kB)")
+    return 0
+
+
+def _media(study: Mapping[str, Any], directory: Path, rows: int) -> list[dict[str, str]]:
+    """Short videos of the first rows' agents; what cannot be played is left out, and said."""
+    if rows < 1 or not (directory / "suite.json").exists():
+        return []
+    from muesli.checkpoint import CheckpointError
+    from muesli.report.page import embed
+    from muesli.runners.player import load
+    from muesli.video import first_frame, record
+
+    suite = json.loads((directory / "suite.json").read_text(encoding="utf-8"))
+    media = []
+    for row in study["rows"][:rows]:
+        runs = [r for r in suite["runs"] if r["row"] == row["name"] and not r["missing"]]
+        if not runs or not row["finished"]:
+            continue
+        run_dir = directory / runs[0]["path"]
+        video = run_dir / "report.mp4"
+        try:
+            if not video.exists():
+                record(load(run_dir), video, episodes=4, max_steps=120, fps=6, seed=0)
+            caption = f"{row['name']} on {runs[0]['env']}, seed {runs[0]['seed']}"
+            poster = run_dir / "report.png"
+            first_frame(video, poster)
+            media.append({"caption": caption, "data": embed(video), "poster": embed(poster)})
+        except (CheckpointError, AssertionError, OSError) as error:
+            print(f"no video of {row['name']}: {error}")
+    return media

@@ -1,0 +1,83 @@
+"""Jobs on a Ray cluster: the same processes, placed by Ray, tried again when a machine is lost.
+
+Every machine must see the suite's directory under the same path (a shared file system); what a lost
+machine had saved there is continued by the next try.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from muesli.config import ConfigError
+from muesli.executors.jobs import Job, write_job
+from muesli.executors.local import Outcome, is_done, job_command, last_line
+
+
+def run_on_ray(
+    jobs: Sequence[Job],
+    out: Path,
+    plugins: Sequence[str] = (),
+    cpus_per_job: float = 1.0,
+    gpus_per_job: float = 0.0,
+    retries: int = 2,
+    address: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Outcome]:
+    """Does every job that is not done yet as a Ray task with these resources.
+
+    Joins the cluster at ``address`` (or the one this process is already connected to); without one,
+    Ray is started on this machine alone and stopped at the end.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "executor: ray is not installed; pip install 'muesli-rl[cluster]'"
+        ) from None
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+
+    @ray.remote(
+        num_cpus=cpus_per_job,
+        num_gpus=gpus_per_job,
+        max_retries=retries,
+        retry_exceptions=True,
+    )
+    def task(command: list[str], log: str) -> int:
+        with Path(log).open("ab") as stream:
+            done = subprocess.run(
+                command,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                check=True,
+            )
+        return done.returncode
+
+    outcomes = [Outcome(job, "already done", "") for job in jobs if is_done(job, out)]
+    pending: dict[Any, tuple[Job, Path]] = {}
+    try:
+        for job in jobs:
+            if is_done(job, out):
+                continue
+            file = write_job(job, out).resolve()
+            log = file.with_suffix(".log")
+            pending[task.remote(job_command(file, plugins), str(log))] = (job, log)
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1)
+            job, log = pending.pop(ready[0])
+            try:
+                ray.get(ready[0])
+                outcomes.append(Outcome(job, "done", ""))
+            except ray.exceptions.RayError as error:
+                why = last_line(log) if log.exists() else str(error).splitlines()[-1]
+                outcomes.append(Outcome(job, "failed", f"({why}; see {log})"))
+            say(f"{outcomes[-1].status:<8} {job.name} {outcomes[-1].detail}".rstrip())
+    finally:
+        if started:
+            ray.shutdown()
+    return outcomes

@@ -1,0 +1,190 @@
+"""Honest numbers for comparisons over few seeds: aggregates and stratified bootstrap intervals.
+
+Scores are arrays ``[runs, games]`` (or ``[runs, games, points]`` of a curve). An interval resamples
+the runs of every game anew, so that games stay represented as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Scores = np.ndarray
+Aggregate = Callable[[Scores], np.ndarray]
+
+LAST_EPISODES = 200
+"""The paper's score of a run: the mean of so many training episodes before its limit."""
+
+
+class Estimate(NamedTuple):
+    """A number and the interval around it."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Curve(NamedTuple):
+    """An aggregate at every point of a curve, each [points]."""
+
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+# --- scores ---------------------------------------------------------------------------------
+
+
+def normalised(score: float, random: float, reference: float) -> float:
+    """0 for a random player, 1 for the reference (a human, on Atari)."""
+    return (score - random) / (reference - random)
+
+
+def final_score(returns: Sequence[float], episodes: int = LAST_EPISODES) -> float | None:
+    """The mean of a run's last training episodes; None for a run without any."""
+    last = np.asarray(list(returns)[-episodes:], np.float64)
+    return float(last.mean()) if last.size else None
+
+
+# --- aggregates over the last two axes [..., runs, games] -----------------------------------
+
+
+def mean(scores: Scores) -> np.ndarray:
+    """The mean over games of the mean over runs, [...]."""
+    return np.mean(scores, axis=(-2, -1))
+
+
+def median(scores: Scores) -> np.ndarray:
+    """The median over games of the mean over runs, [...]: the paper's aggregate."""
+    return np.median(np.mean(scores, axis=-2), axis=-1)
+
+
+def iqm(scores: Scores) -> np.ndarray:
+    """The mean of the middle half of all runs of all games, [...]."""
+    flat = np.sort(scores.reshape((*scores.shape[:-2], -1)), axis=-1)
+    cut = int(0.25 * flat.shape[-1])
+    return np.mean(flat[..., cut : flat.shape[-1] - cut], axis=-1)
+
+
+def optimality_gap(scores: Scores, target: float = 1.0) -> np.ndarray:
+    """How far scores fall short of ``target`` on average, [...]; beyond it counts as reached."""
+    return target - np.mean(np.minimum(scores, target), axis=(-2, -1))
+
+
+AGGREGATES: dict[str, Aggregate] = {
+    "iqm": iqm,
+    "median": median,
+    "mean": mean,
+    "optimality_gap": optimality_gap,
+}
+"""What a table shows of an algorithm, by name."""
+
+
+def probability_of_improvement(first: Scores, second: Scores) -> np.ndarray:
+    """P(a run of the first beats one of the second) on a game, averaged over games, [...].
+
+    first: [..., runs, games]; second: [..., runs', games]. Ties count half.
+    """
+    a, b = first[..., :, None, :], second[..., None, :, :]
+    return np.mean((a > b) + 0.5 * (a == b), axis=(-3, -2, -1))
+
+
+# --- intervals ------------------------------------------------------------------------------
+
+
+def resample(scores: Scores, draws: int, generator: np.random.Generator) -> Scores:
+    """Stratified bootstrap: runs drawn anew with replacement in every game. [draws, runs, games].
+
+    scores: [runs, games].
+    """
+    runs, games = scores.shape
+    index = generator.integers(0, runs, (draws, runs, games))
+    return scores[index, np.arange(games)]
+
+
+def _interval(samples: np.ndarray, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    tail = 0.5 * (1.0 - confidence)
+    low, high = np.quantile(samples, [tail, 1.0 - tail], axis=0)
+    return low, high
+
+
+def estimate(
+    scores: Scores,
+    aggregate: Aggregate = iqm,
+    draws: int = 2_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
+    """An aggregate of [runs, games] with its percentile interval."""
+    generator = np.random.default_rng(seed)
+    low, high = _interval(aggregate(resample(scores, draws, generator)), confidence)
+    return Estimate(float(aggregate(scores)), float(low), float(high))
+
+
+def compare(
+    first: Scores,
+    second: Scores,
+    statistic: Callable[[Scores, Scores], np.ndarray] = probability_of_improvement,
+    draws: int = 2_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic of two algorithms with its interval; their runs are drawn independently."""
+    generator = np.random.default_rng(seed)
+    a, b = resample(first, draws, generator), resample(second, draws, generator)
+    low, high = _interval(statistic(a, b), confidence)
+    return Estimate(float(statistic(first, second)), float(low), float(high))
+
+
+def difference(first: Scores, second: Scores) -> np.ndarray:
+    """Mean of the first minus mean of the second, [...]."""
+    return mean(first) - mean(second)
+
+
+def efficiency_curve(
+    scores: Scores,
+    aggregate: Aggregate = iqm,
+    draws: int = 500,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Curve:
+    """An aggregate at every point of learning curves [runs, games, points], with intervals.
+
+    A draw takes whole curves, so that neighbouring points move together as runs do.
+    """
+    generator = np.random.default_rng(seed)
+    runs, games, points = scores.shape
+    index = generator.integers(0, runs, (draws, runs, games))
+    low, high, value = np.empty(points), np.empty(points), np.empty(points)
+    for point in range(points):
+        at = scores[:, :, point]
+        value[point] = aggregate(at)
+        low[point], high[point] = _interval(aggregate(at[index, np.arange(games)]), confidence)
+    return Curve(value, low, high)
+
+
+# --- from runs of unequal kinds to arrays ---------------------------------------------------
+
+
+def score_matrix(scores: Mapping[str, Sequence[float]]) -> Scores:
+    """[runs, games] from each game's list of scores; the longest common number of runs is kept."""
+    runs = min(len(values) for values in scores.values())
+    return np.array([list(values)[:runs] for values in scores.values()], np.float64).T
+
+
+def on_grid(steps: Sequence[float], values: Sequence[float], grid: Sequence[float]) -> np.ndarray:
+    """A curve read at the points of ``grid`` (linear between its own; held at its ends)."""
+    return np.interp(np.asarray(grid, np.float64), steps, values)
+
+
+def verdict(kind: str, gap: Estimate) -> str:
+    """Whether a claim about two algorithms is seen in the interval of their difference.
+
+    ``holds``, ``reversed`` or ``open`` for "better"; ``differs`` or ``no difference seen`` for
+    "similar", which few runs can never prove.
+    """
+    if kind == "better":
+        return "holds" if gap.low > 0.0 else "reversed" if gap.high < 0.0 else "open"
+    return "no difference seen" if gap.low <= 0.0 <= gap.high else "differs"

@@ -1,0 +1,27 @@
+"""The paper's figures and tables as named suites of runs, and the records to write one's own."""
+
+from muesli.suites.paper import SUITES
+from muesli.suites.records import (
+    SCALES,
+    Claim,
+    Row,
+    Run,
+    Scale,
+    Selection,
+    Suite,
+    expand,
+    set_fields,
+)
+
+__all__ = [
+    "SCALES",
+    "SUITES",
+    "Claim",
+    "Row",
+    "Run",
+    "Scale",
+    "Selection",
+    "Suite",
+    "expand",
+    "set_fields",
+]

@@ -1,0 +1,384 @@
+"""A study from end to end: executors, tables, and the page in a real browser."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from browser import EXECUTABLE, Browser
+from test_anakin import tiny
+
+from muesli import presets
+from muesli.checkpoint import read_manifest
+from muesli.cli import main as cli
+from muesli.cli import plugins
+from muesli.executors import rates
+from muesli.executors.directory import describe, write_description
+from muesli.executors.jobs import execute, plan, probe, state_of, write_job
+from muesli.executors.local import run_locally
+from muesli.metrics import read_jsonl
+from muesli.plots import plot_sweep
+from muesli.report import read_study
+from muesli.report.live import make_server
+from muesli.report.page import render
+from muesli.runners.device import look_at_device
+from muesli.runners.parts import build
+from muesli.runners.train import load_agent_state, train
+from muesli.suites import SUITES, Claim, Row, Scale, Selection, Suite, expand
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_update.py"
+SUITE = Suite(
+    title="Two <rows> & a test",
+    figure="figure 0",
+    rows=(
+        Row("lambda_0.3", {"update.cmpo_weight": 0.3}, "about 300%"),
+        Row("lambda_3", {"update.cmpo_weight": 3.0}),
+        Row("searching", {"update.name": "mcts", "search.depth_of_nothing": 1}),
+    ),
+    claims=(Claim("similar", "lambda_0.3", "lambda_3", "λ </script> does not matter"),),
+    scales={"laptop": Scale("tiny", ("catch",), 2)},
+    published={"catch": "97 ± 2"},
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setitem(presets.PRESETS, "tiny", small)
+        patch.setitem(SUITES, "tested", SUITE)
+        yield
+
+
+def small():
+    config = tiny()
+    log = dataclasses.replace(config.log, eval_every_steps=0, eval_episodes=0, save_replay=False)
+    # A large epsilon, so that rounding cannot turn the sign of one of Adam's steps.
+    optimiser = dataclasses.replace(config.optimiser, adam_epsilon=0.01)
+    return dataclasses.replace(config, log=log, optimiser=optimiser, total_env_steps=1_600)
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    runs, inside = probe(expand(SUITE, Selection("laptop")))
+    return plan(runs, "tiny", inside, width=16)
+
+
+@pytest.fixture(scope="module")
+def study_dir(tmp_path_factory, jobs):
+    """The suite, run for real in this process."""
+    out = tmp_path_factory.mktemp("study")
+    runs, _ = probe(expand(SUITE, Selection("laptop")))
+    command = ["muesli", "suite", "tested"]
+    write_description(out, describe("tested", SUITE, Selection("laptop"), runs, command, []))
+    for job in jobs:
+        assert execute(json.loads(write_job(job, out).read_text()), print) == 0
+    return out
+
+
+# --- executors ------------------------------------------------------------------------------
+
+
+def test_numbers_and_seeds_share_a_job_and_what_is_missing_is_left_out(jobs):
+    assert [len(job.runs) for job in jobs] == [4] and jobs[0].together
+    runs, _ = probe(expand(SUITE, Selection("laptop")))
+    assert plan(runs, "tiny", lambda env: True, width=3)[1].runs[0].path == "lambda_3/catch/seed-1"
+    assert [len(job.runs) for job in plan(runs, "tiny", lambda env: False, width=16)] == [1] * 4
+    assert {run.missing for run in runs if run.row == "searching"} == {
+        "search.depth_of_nothing: this version knows no such field"
+    }
+
+
+def test_what_is_finished_is_not_repeated(study_dir, jobs):
+    before = {p: p.stat().st_mtime_ns for p in study_dir.rglob("metrics.jsonl")}
+    assert len(before) == 4
+    execute(json.loads(write_job(jobs[0], study_dir).read_text()), print)
+    assert before == {p: p.stat().st_mtime_ns for p in study_dir.rglob("metrics.jsonl")}
+    outcomes = run_locally(jobs, study_dir)
+    assert [outcome.status for outcome in outcomes] == ["already done"]
+
+
+def test_a_broken_run_continues_and_a_sweep_is_its_runs(study_dir, tmp_path, jobs):
+    """A run of its own, stopped by a signal in the middle and continued, ends as the same run did
+    that shared its program with three others.
+    """
+    run = jobs[0].runs[2]
+    assert (run.row, run.seed) == ("lambda_3", 0)
+    job = dataclasses.replace(jobs[0], runs=(run,), together=False)
+    path, shared = tmp_path / "runs" / run.path, study_dir / "runs" / run.path
+    stop = lambda row: signal.raise_signal(signal.SIGTERM) if row["env_steps"] > 500 else None
+    assert train(run.config, path, [stop]).stopped_by == signal.SIGTERM
+    assert state_of(path) == "broken" and len(read_jsonl(path / "metrics.jsonl")) < 8
+    assert execute(json.loads(write_job(job, tmp_path).read_text()), print) == 0
+    assert state_of(path) == "finished"
+    rows = read_jsonl(path / "metrics.jsonl"), read_jsonl(shared / "metrics.jsonl")
+    for one, other in zip(*rows, strict=True):
+        assert one["env_steps"] == other["env_steps"]
+        assert one["episode_return_mean"] == other["episode_return_mean"]
+        assert one["loss_total"] == pytest.approx(other["loss_total"], rel=1e-3)
+    parts = build(run.config)
+    agents = (load_agent_state(where, parts).online for where in (path, shared))
+    for x, y in zip(*map(jax.tree.leaves, agents), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+    # What is finished is kept without its ring, if the configuration says so.
+    saved = read_manifest(next((shared / "checkpoints").glob("step-*")))
+    assert not any(name.startswith(".replay") for name in saved["leaves"])
+
+
+def test_another_suites_directory_is_refused(study_dir, capsys):
+    assert cli.main(["suite", "baselines", "--seeds", "1", "--out", str(study_dir)]) == 2
+    assert "holds the suite tested" in capsys.readouterr().err
+
+
+def test_rates_are_remembered_and_estimate_hours(study_dir, capsys):
+    (key,) = rates.read_rates()
+    assert key == "tiny | catch | cpu"
+    assert cli.main(["suite", "tested", "--dry-run", "--json"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    found = json.loads(printed[-1])
+    rate = rates.read_rates()[key]["frames_per_second"]
+    assert found["frames"] == 4 * 1_600
+    assert found["hours"] == pytest.approx(4 * 1_600 / rate / 3600)
+    assert any("not here: search.depth_of_nothing" in line for line in printed)
+    assert cli.main(["suite", "clipping", "--scale", "paper", "--seeds", "1", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "200,000,000 frames  hours unknown" in out and "no rate measured here yet" in out
+
+
+def test_a_damaged_cache_is_no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates.rates_file().parent.mkdir()
+    rates.rates_file().write_text("{")
+    assert rates.read_rates() == {} and rates.estimated_hours("a", "b", "c", 10) is None
+    rates.record_rate("a", "b", "c", 7_200, 2.0)
+    assert rates.estimated_hours("a", "b", "c", 3_600) == pytest.approx(1 / 3600)
+
+
+def test_looking_at_the_device_leaves_the_environment_as_it_was(monkeypatch):
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.delenv(name, raising=False)
+    assert look_at_device() == "cpu" and name not in os.environ
+    monkeypatch.setenv(name, "true")
+    look_at_device()
+    assert os.environ[name] == "true"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (["suite", "baseline"], "unknown suite 'baseline' (did you mean baselines?)"),
+        (["suite", "baselines", "--rows", "nobody"], "rows: there is no 'nobody'"),
+        (["suite", "baselines", "--jobs", "0"], "--jobs: must be at least 1"),
+        (["compare", "/no/such/place"], "is no directory"),
+        (["--plugin", "/no/such/file.py", "list", "suites"], "is not a Python file"),
+    ],
+)
+def test_mistakes_take_one_line(line, complaint, capsys):
+    assert cli.main(line) == 2
+    error = capsys.readouterr().err.strip()
+    assert complaint in error and "\n" not in error
+
+
+def test_an_own_update_and_row_from_one_file(tmp_path, capsys, monkeypatch):
+    """The documented example, in processes of its own, with a job that fails beside it."""
+    monkeypatch.setattr(plugins, "LOADED", [])
+    for registry in ("muesli.suites.SUITES", "muesli.policy_updates.UPDATES"):
+        module, _, name = registry.rpartition(".")
+        original = getattr(__import__(module, fromlist=[name]), name)
+        for key in ("baselines", "muesli_entropy"):
+            if key in original:
+                monkeypatch.setitem(original, key, original[key])
+    out = tmp_path / "out"
+    line = ["--plugin", str(EXAMPLE), "suite", "baselines", "--rows", "muesli_entropy"]
+    line += ["--seeds", "1", "--total-env-steps", "1200", "--out", str(out)]
+    assert cli.main(line) == 0, (out / "jobs" / "0.log").read_text()
+    assert "1 jobs done" in capsys.readouterr().out
+    run = out / "runs" / "muesli_entropy" / "catch" / "seed-0"
+    config = json.loads((run / "config.json").read_text())
+    assert config["update"]["name"] == "muesli_entropy"
+    assert config["update"]["entropy_weight"] == 0.01
+    study = read_study([out])
+    assert study["rows"][0]["finished"] == 1 and str(EXAMPLE) in " ".join(study["command"])
+
+
+# --- tables and the page --------------------------------------------------------------------
+
+
+def test_a_study_is_read(study_dir):
+    study = read_study([study_dir])
+    assert study["runs_finished"] == study["runs_wanted"] == 4
+    rows = {row["name"]: row for row in study["rows"]}
+    scores = rows["lambda_0.3"]["envs"]["catch"]["scores"]
+    for seed, score in enumerate(scores):
+        path = study_dir / "runs" / "lambda_0.3" / "catch" / f"seed-{seed}" / "episodes.jsonl"
+        returns = [row["return"] for row in read_jsonl(path)]
+        assert len(returns) < 200 and score == pytest.approx(sum(returns) / len(returns), abs=1e-4)
+    iqm = rows["lambda_0.3"]["aggregates"]["iqm"]
+    assert iqm["value"] == pytest.approx((sum(scores) / 2 + 0.6) / 1.6, abs=1e-3)
+    assert iqm["low"] <= iqm["value"] <= iqm["high"]
+    assert study["settings"]["rows"]["lambda_3"] == {"update.cmpo_weight": 3.0}
+    assert study["claims"][0]["verdict"] in ("no difference seen", "differs")
+    assert rows["searching"]["finished"] == 0 and study["missing"]
+
+
+def test_compare_prints_intervals(study_dir, capsys):
+    assert cli.main(["compare", str(study_dir), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "IQM" in out and "lambda_0.3" in out and "λ </script> does not matter" in out
+    assert json.loads(out.splitlines()[-1])["suite"] == "tested"
+    # Directories of runs, a row each.
+    rows = [str(study_dir / "runs" / name) for name in ("lambda_0.3", "lambda_3")]
+    assert cli.main(["compare", *rows]) == 0
+    assert "lambda_0.3 and lambda_3" in capsys.readouterr().out
+
+
+def test_plot_draws_a_suite_with_bands(study_dir, tmp_path, capsys):
+    picture = tmp_path / "study.png"
+    assert cli.main(["plot", str(study_dir), "-o", str(picture)]) == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG" and str(picture) in capsys.readouterr().out
+    assert cli.main(["plot", str(study_dir), "--sweep"]) == 2
+    assert "the row searching has no number" in capsys.readouterr().err
+    study = read_study([study_dir])
+    plot_sweep({**study, "rows": study["rows"][:2]}, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").stat().st_size > 5_000
+
+
+needs_chromium = pytest.mark.skipif(
+    EXECUTABLE is None, reason="NO CHROMIUM: the page is not tested (apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@needs_chromium
+def test_the_page_in_a_browser(study_dir, browser, tmp_path, capsys):
+    page = tmp_path / "report.html"
+    assert cli.main(["report", str(study_dir), "-o", str(page), "--videos", "1"]) == 0
+    browser.size(1100)
+    browser.open(page.as_uri())
+    # It renders, and a title with markup in it stays a title.
+    assert browser.run("document.querySelector('h1').textContent") == "Two <rows> & a test"
+    assert "1 of 1" in browser.run("document.getElementById('verdict').textContent") or (
+        "disagrees" in browser.run("document.getElementById('verdict').textContent")
+    )
+    assert browser.run("document.querySelectorAll('.chart .curve[data-row]').length") == 2
+    assert "about 300%" in browser.run("document.getElementById('scores').textContent")
+    assert "97 ± 2" in browser.run("document.body.textContent")
+    assert "Not here: searching" in browser.run("document.body.textContent")
+    # The video is a real one that this browser can play.
+    browser.run("document.querySelector('video').load()")
+    browser.run("document.querySelector('video').preload = 'auto'")
+    browser.wait("document.querySelector('video').readyState >= 1")
+    # Toggles take a curve away and bring it back.
+    key = "document.querySelector('.key[data-row=lambda_3]')"
+    browser.run(f"{key}.click()")
+    assert browser.run("document.querySelectorAll('.chart .curve[data-row]').length") == 1
+    assert browser.run(f"{key}.getAttribute('aria-pressed')") == "false"
+    browser.run(f"{key}.click()")
+    assert browser.run("document.querySelectorAll('.chart .curve[data-row]').length") == 2
+    # Hovering says what the curves are there.
+    browser.run("document.querySelector('svg.curves').scrollIntoView({block: 'center'})")
+    box = browser.run(
+        "(() => { const b = document.querySelector('svg.curves').getBoundingClientRect();"
+        "return [b.left + b.width / 2, b.top + b.height / 2]; })()"
+    )
+    browser.move(*box)
+    browser.wait("!document.querySelector('.tip').hidden")
+    assert "lambda 0.3" in browser.run("document.querySelector('.tip').textContent")
+    # Colours follow the system, or the button.
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = browser.run(ground)
+    browser.size(1100, dark=True)
+    dark = browser.run(ground)
+    assert dark != light
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(ground) == light
+    # A telephone scrolls tables, never the page.
+    browser.size(390)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.complaints == []
+    assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []
+
+
+@needs_chromium
+def test_a_live_page_follows_its_suite(study_dir, browser, tmp_path):
+    import shutil
+
+    out = tmp_path / "live"
+    shutil.copytree(study_dir, out)
+    rows = (out / "runs/lambda_3/catch/seed-1/metrics.jsonl").read_text().splitlines(True)
+    (out / "runs/lambda_3/catch/seed-1/metrics.jsonl").write_text("".join(rows[:3]))
+    server, address = make_server([out])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        browser.size(1100)
+        browser.open(address)
+        finished = "document.querySelector('.facts dd').textContent"
+        assert browser.run(finished) == "3 of 4"
+        (out / "runs/lambda_3/catch/seed-1/metrics.jsonl").write_text("".join(rows))
+        browser.wait(f"{finished} === '4 of 4'")
+        assert browser.complaints == []
+        # Without the token, or under another host's name, there is nothing to see.
+        plain = address.partition("?")[0]
+        for request in (
+            plain,
+            f"{plain}study.json?token=guess",
+            urllib.request.Request(address, headers={"Host": "evil.example"}),
+        ):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(request)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_page_holds_everything_it_needs(study_dir):
+    page = render({**read_study([study_dir]), "media": []})
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page and '<link rel="icon" href="data:,">' in page
+    assert page.count("</script>") == 2  # none from the data
+
+
+# --- Ray ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_same_jobs_on_ray(tmp_path, jobs):
+    """A real cluster on loopback: one job done, one that fails is tried again and then told."""
+    ray = pytest.importorskip("ray", reason="NO RAY: pip install 'muesli-rl[cluster]'")
+    from muesli.executors.cluster import run_on_ray
+
+    good = dataclasses.replace(jobs[0], runs=jobs[0].runs[:2])
+    config = dataclasses.replace(
+        jobs[0].runs[2].config, env=dataclasses.replace(jobs[0].runs[2].config.env, name="nowhere")
+    )
+    bad = dataclasses.replace(
+        jobs[0], number=1, together=False, runs=(jobs[0].runs[2]._replace(config=config),)
+    )
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        began = time.monotonic()
+        outcomes = run_on_ray([good, bad], tmp_path, retries=1)
+        found = {outcome.job.number: outcome for outcome in outcomes}
+        assert found[0].status == "done" and found[1].status == "failed"
+        assert "no environment 'nowhere'" in found[1].detail
+        log = (tmp_path / "jobs" / "1.log").read_text()
+        assert log.count("no environment 'nowhere'") == 2  # once more, as asked
+        again = run_on_ray([good], tmp_path)
+        assert [outcome.status for outcome in again] == ["already done"]
+        assert time.monotonic() - began < 300
+    finally:
+        ray.shutdown()

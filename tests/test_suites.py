@@ -1,0 +1,210 @@
+"""The suites as data, and every ablation switch on a fixed batch: what moves and what stays."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from muesli import presets
+from muesli import replay as ring
+from muesli.config import Config, ConfigError
+from muesli.envs.atari import GAMES
+from muesli.fields import differences, get_field, set_field
+from muesli.runners.anakin import make_anakin
+from muesli.runners.parts import build
+from muesli.suites import SCALES, SUITES, Row, Selection, expand, set_fields
+from muesli.suites.paper import ALL_GAMES, TUNING_GAMES
+from muesli.suites.published import TABLE_3, TABLE_11
+
+replace = dataclasses.replace
+EVERY = [(name, scale) for name, suite in SUITES.items() for scale in suite.scales]
+# What other parts of the package bring: said clearly where they are not there.
+WAITING = {"search.max_depth: this", "agent.act_with: ", "this version has no preset 'pendulum'"}
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_a_suite_expands(name, scale):
+    suite = SUITES[name]
+    assert tuple(suite.scales) == SCALES
+    runs = expand(suite, Selection(scale, seeds=2))
+    assert len({run.path for run in runs}) == len(runs)
+    for run in runs:
+        if run.config is None:
+            assert any(run.missing.startswith(text) for text in WAITING), run
+        else:
+            assert run.config.seed == run.seed and run.config.env.name == run.env
+    names = {row.name for row in suite.rows}
+    assert len(names) == len(suite.rows)
+    for claim in suite.claims:
+        assert {claim.first, claim.second} <= names and claim.first != claim.second
+
+
+def test_the_games_are_the_papers():
+    assert set(ALL_GAMES) == set(GAMES) and len(ALL_GAMES) == 57
+    assert len(TUNING_GAMES) == 10 and set(TUNING_GAMES) < set(ALL_GAMES)
+    assert set(TABLE_11) == {f"atari:{game}" for game in ALL_GAMES}
+    assert set(TABLE_3) == set(SUITES["atari_40m"].scales["paper"].envs)
+    # Three of them, read from the page a second time.
+    assert TABLE_11["atari:alien"] == "139,409 ± 12,178" and TABLE_3["atari:qbert"] == "30,937"
+    assert TABLE_11["atari:zaxxon"] == "65,325 ± 395"
+
+
+def test_a_row_changes_its_fields_and_nothing_else():
+    for name in ("returns", "kl_samples", "model", "q_model", "acting", "beta_loo", "prior"):
+        suite = SUITES[name]
+        base = expand(suite, Selection("gpu", seeds=1, envs=("minatar_breakout",)))[0].config
+        assert base is not None
+        for row in suite.rows:
+            config = set_fields(base, row.fields)
+            assert set(differences(config, base)) <= set(row.fields)
+
+
+def test_an_update_brings_its_own_hyperparameters():
+    runs = expand(SUITES["baselines"], Selection("paper", seeds=1, envs=("atari:alien",)))
+    configs = {run.row: run.config for run in runs}
+    assert configs["pg"].update.entropy_weight == 0.003
+    assert configs["ppo"].update.ppo_clip == 0.5
+    tuned = expand(SUITES["tuning"], Selection("paper", rows=("mpo_0.03",), envs=("atari:alien",)))
+    assert tuned[0].config.update.name == "mpo" and tuned[0].config.update.mpo_kl_limit == 0.03
+
+
+def test_replayed_shares():
+    for scale, share in (("laptop", 0.8), ("gpu", 0.8), ("paper", 0.8)):
+        run = expand(SUITES["large"], Selection(scale, rows=("replay_80",)))[0]
+        batch = run.config.batch
+        found = 1 - batch.online_sequences / batch.batch_sequences
+        assert found == pytest.approx(share, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("selection", "complaint"),
+    [
+        (Selection("laptop", rows=("mislaid",)), "rows: there is no 'mislaid'"),
+        (Selection("cluster"), "scale: this suite has no 'cluster'"),
+        (Selection("laptop", seeds=0), "seeds: must be at least 1"),
+    ],
+)
+def test_a_mistake_is_named(selection, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        expand(SUITES["baselines"], selection)
+
+
+def test_what_is_missing_is_said():
+    suite = SUITES["baselines"].with_rows(Row("odd", {"update.no_such_field": 1}))
+    run = expand(suite, Selection("laptop", seeds=1, rows=("odd",)))[0]
+    assert run.config is None and run.missing.startswith("update.no_such_field: this version")
+    with pytest.raises(ConfigError, match="agent.nothing: this version knows no such field"):
+        get_field(presets.catch(), "agent.nothing")
+    assert get_field(set_field(presets.catch(), "env.atari.grey", True), "env.atari.grey") is True
+
+
+# --- the switches ---------------------------------------------------------------------------
+
+
+def small() -> Config:
+    base = presets.catch()
+    return replace(
+        base,
+        env=replace(base.env, num_envs=8),
+        network=replace(
+            base.network, torso_units=8, model_units=8, core_units=8,
+            value_bins=11, value_max=10.0, reward_bins=11, reward_max=10.0,
+        ),
+        batch=replace(base.batch, batch_sequences=16, sequence_length=6),
+        model=replace(base.model, unroll_steps=2),
+        agent=replace(base.agent, retrace_samples=None),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Real experience, and an agent whose networks are no longer fresh nor alike."""
+    anakin = make_anakin(build(small()))
+    state, warm_up = jax.jit(anakin.init)(jax.random.key(0)), jax.jit(anakin.warm_up)
+    for _ in range(3):
+        state, _ = warm_up(state)
+    generator = np.random.default_rng(0)
+    stir = lambda tree: jax.tree.map(
+        lambda x: x + np.float32(0.3) * generator.standard_normal(x.shape, np.float32), tree
+    )
+    agent = state.agent._replace(online=stir(state.agent.online), prior=stir(state.agent.prior))
+    return agent, ring.sample(state.replay, jax.random.key(1), 16).batch
+
+
+@pytest.fixture(scope="module")
+def losses(batch):
+    state, sequences = batch
+    known = {}
+
+    def of(fields):
+        key = repr(sorted(fields.items()))
+        if key not in known:
+            agent = build(set_fields(small(), fields)).agent
+
+            def only_losses(*inputs):  # without gradients, it compiles in half the time
+                metrics = agent.update(*inputs)[1]
+                return {name: x for name, x in metrics.items() if name.startswith("loss_")}
+
+            found = jax.jit(only_losses)(state, sequences, jax.random.key(2))
+            known[key] = {name: float(value) for name, value in found.items()}
+        return known[key]
+
+    return of
+
+
+MODEL = {"loss_reward", "loss_value", "loss_policy_model"}
+POLICY = {"loss_pg", "loss_cmpo"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "against", "moves", "stays"),
+    [
+        # A one-step model: the policy's own losses and the first step of each prediction stay.
+        (
+            {"model.unroll_steps": 1}, {}, MODEL,
+            POLICY | {"loss_reward_step_1", "loss_value_step_1", "loss_policy_step_1"},
+        ),
+        ({"model.policy_model": False}, {}, {"loss_policy_model"},
+         POLICY | {"loss_value", "loss_reward"}),
+        ({"model.q_model": "direct"}, {}, {"loss_reward", "loss_pg", "loss_cmpo"}, set()),
+        ({"agent.return_estimator": "q"}, {}, {"loss_pg"}, {"loss_reward", "loss_value"}),
+        (
+            {"agent.return_estimator": "vtrace", "update.beta_loo": False}, {},
+            {"loss_pg", "loss_value"}, {"loss_reward"},
+        ),
+        ({"update.beta_loo": False}, {}, {"loss_pg"}, MODEL | {"loss_cmpo"}),
+        ({"update.kl_samples": 1}, {}, {"loss_cmpo"}, {"loss_reward", "loss_value"}),
+        (
+            {"update.kl_samples": 1, "update.sampled_normaliser": "oracle"},
+            {"update.kl_samples": 1}, {"loss_cmpo"}, {"loss_pg", "loss_reward", "loss_value"},
+        ),
+        ({"update.clip_threshold": None}, {}, {"loss_cmpo", "loss_policy_model"},
+         {"loss_pg", "loss_reward", "loss_value"}),
+        ({"update.advantage_scale": 100.0}, {}, {"loss_cmpo", "loss_policy_model"},
+         {"loss_pg", "loss_reward", "loss_value"}),
+        ({"update.cmpo_weight": 3.0}, {}, {"loss_policy"}, MODEL | POLICY),
+        ({"update.prior_mixing": False}, {}, {"loss_cmpo"},
+         {"loss_pg", "loss_reward", "loss_value"}),
+        (
+            {"update.prior_mixing": False},
+            {"update.uniform_prior_weight": 0.0, "update.behaviour_prior_weight": 0.0},
+            set(), MODEL | POLICY,
+        ),
+    ],
+    ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) and x else "",
+)  # fmt: skip
+def test_a_switch_changes_what_it_says(losses, fields, against, moves, stays):
+    base, found = losses(against), losses(fields)
+    for name in moves:
+        assert abs(found[name] - base[name]) > 1e-4, f"{name} did not move"
+    for name in stays:
+        assert found[name] == pytest.approx(base[name], rel=1e-4, abs=1e-6), f"{name} moved"
+
+
+def test_what_a_switch_takes_away_is_nought(losses):
+    assert losses({"model.policy_model": False})["loss_policy_model"] == 0.0
+    assert losses({"model.q_model": "direct"})["loss_reward"] == 0.0
+    weighted = losses({"update.cmpo_weight": 3.0})
+    total = weighted["loss_pg"] + 3.0 * weighted["loss_cmpo"]
+    assert weighted["loss_policy"] == pytest.approx(total, rel=1e-5)
