@@ -50,6 +50,7 @@ def test_pendulum_is_swung_up_and_held(tmp_path):
     assert evaluation["return_mean"] > -250.0
 
 
+@pytest.mark.learn
 def test_ten_thousand_actions_are_learnt_with_sixteen_samples(tmp_path):
     # One arm in a hundred pays, another hundredth for each of eight contexts.
     evaluation = run(one_step("crowded_bandit"), tmp_path / "run").evaluations[0]
