@@ -371,9 +371,9 @@ def pendulum() -> Config:
             reward_bins=61,
             reward_max=30.0,
         ),
-        agent=replace(base.agent, discount=0.97),
+        agent=replace(base.agent, discount=0.95),
         # Without it, one run in which the entropy fell early had not learnt by 25,000 steps.
-        update=replace(base.update, entropy_weight=0.01),
+        update=replace(base.update, entropy_weight=0.005),
     )
 
 
