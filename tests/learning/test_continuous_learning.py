@@ -42,6 +42,7 @@ def test_a_continuous_bandit_is_solved(tmp_path):
     assert evaluation["return_mean"] > 0.9
 
 
+@pytest.mark.learn
 def test_pendulum_is_swung_up_and_held(tmp_path):
     base = presets.pendulum()
     config = replace(base, log=replace(base.log, eval_every_steps=0, checkpoint_every_steps=0))
