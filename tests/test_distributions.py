@@ -514,3 +514,23 @@ def test_normal_nan_stays_visible():
         policy.mode()[0],
     ):
         assert np.isnan(answer)
+
+
+def test_samples_among_many_actions_have_their_probabilities():
+    rng = np.random.default_rng(0)
+    logits = np.full((2, 3, 200), LOG_ZERO, np.float32)
+    likely = rng.choice(199, size=(2, 3, 5)) + 0
+    for index in np.ndindex(2, 3):
+        logits[*index, likely[index]] = rng.normal(size=5)
+    policy = Categorical(jnp.asarray(logits))
+    samples = np.asarray(policy.sample(jax.random.key(0), (4_000,)))
+    assert samples.shape == (4_000, 2, 3) and samples.dtype == np.int32
+    probs = np.asarray(policy.probs())
+    for index in np.ndindex(2, 3):
+        counts = np.bincount(samples[:, *index], minlength=200) / 4_000
+        assert not counts[probs[index] == 0.0].any()
+        np.testing.assert_allclose(counts, probs[index], atol=0.035)
+    # One state alone, as under vmap, and one sample.
+    alone = Categorical(policy.logits[0, 0])
+    assert alone.sample(jax.random.key(1)).shape == ()
+    assert alone.sample(jax.random.key(1), (7,)).shape == (7,)

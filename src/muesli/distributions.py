@@ -20,6 +20,8 @@ from muesli.types import Array, PRNGKey
 LOG_ZERO = -1e30
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
+# With more actions than this, a sample costs one random number instead of one for each action.
+_MANY_ACTIONS = 64
 # An action of the squashed Normal is kept this far from ±1, where atanh would be infinite.
 _SQUASH_MARGIN = 1e-6
 
@@ -66,7 +68,20 @@ class Categorical:
     def sample(self, key: PRNGKey, shape: tuple[int, ...] = ()) -> Array:
         """Independent samples, [*shape, ...] i32."""
         full = shape + self.logits.shape[:-1]
+        if self.num_actions > _MANY_ACTIONS:
+            return self._sample_many(key, full)
         return jax.random.categorical(key, self.logits.astype(jnp.float32), shape=full)
+
+    def _sample_many(self, key: PRNGKey, full: tuple[int, ...]) -> Array:
+        """By the inverse of the cumulated probabilities: one random number a sample, not A."""
+        probs = self.probs().reshape(-1, self.num_actions)
+        cumulated = jnp.cumsum(probs, axis=-1)
+        points = jax.random.uniform(key, full).reshape(-1, probs.shape[0]).T * cumulated[:, -1:]
+        find = jax.vmap(lambda edges, x: jnp.searchsorted(edges, x, side="right"))
+        # Rounding may put a point at the very end, beyond the last action that is possible.
+        last = self.num_actions - 1 - jnp.argmax(probs[:, ::-1] > 0.0, axis=-1)
+        found = jnp.minimum(find(cumulated, points), last[:, None])
+        return found.T.reshape(full).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
         """log π(action), [...]. action: [...] integer; leading axes broadcast."""

@@ -31,7 +31,7 @@ def one_step(name, **changes):
 
 
 def test_a_continuous_bandit_is_solved(tmp_path):
-    # The best action pays 1 on average; the first policy, all over the square, about 0.
+    # The best action pays 1 on average; the first policy, all over the square, about −0.2.
     config = one_step("continuous_bandit")
     config = replace(
         config,
@@ -39,9 +39,10 @@ def test_a_continuous_bandit_is_solved(tmp_path):
         optimiser=OptimiserConfig(learning_rate=1e-3),
     )
     evaluation = run(config, tmp_path / "run").evaluations[0]
-    assert evaluation["return_mean"] > 0.9
+    assert evaluation["return_mean"] > 0.8
 
 
+@pytest.mark.learn
 def test_pendulum_is_swung_up_and_held(tmp_path):
     base = presets.pendulum()
     config = replace(base, log=replace(base.log, eval_every_steps=0, checkpoint_every_steps=0))
@@ -50,6 +51,7 @@ def test_pendulum_is_swung_up_and_held(tmp_path):
     assert evaluation["return_mean"] > -250.0
 
 
+@pytest.mark.learn
 def test_ten_thousand_actions_are_learnt_with_sixteen_samples(tmp_path):
     # One arm in a hundred pays, another hundredth for each of eight contexts.
     evaluation = run(one_step("crowded_bandit"), tmp_path / "run").evaluations[0]
