@@ -284,7 +284,7 @@ def test_a_resumed_run_plays_other_episodes_and_never_joins_two():
     assert not np.array_equal(fresh, old)
 
 
-@pytest.mark.parametrize("core", ["lstm", "none"])
+@pytest.mark.parametrize("core", ["lstm", pytest.param("none", marks=pytest.mark.slow)])
 def test_in_lockstep_a_resumed_run_is_the_run_it_continues(core):
     config = tiny(groups=2, core=core)
     whole = make_engine(build(config), [0])
@@ -454,7 +454,7 @@ def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     assert evaluation.finished.all() and (evaluation.lengths > 20).all()
 
 
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
 def test_a_call_left_in_the_middle_is_finished_by_another_process(runner):
     config = tiny(groups=2)
     config = replace(config, actors=replace(config.actors, runner=runner))
