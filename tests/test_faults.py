@@ -79,7 +79,7 @@ def test_after_the_last_that_may_be_skipped_none_is_made():
     assert tuple(map(int, state.faults)) == (4, 4) and not same(state.online, made.online)
 
 
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
 def test_too_many_in_a_row_end_the_run_with_their_batch_and_keep_the_checkpoint(tmp_path, runner):
     # A rate so high that the second update's loss is no number any more.
     config = tiny(runner, learning_rate=1e38, update_clip=None, max_skipped_updates=4)

@@ -196,6 +196,20 @@ def test_an_environment_that_raises_ends_the_run_with_its_error_and_a_checkpoint
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
 
 
+def test_what_is_saved_in_the_middle_of_an_iteration_begins_new_episodes(env_named):
+    name = env_named("exploding_catch", failing(8, explode))
+    engine = make_engine(build(tiny(name, groups=2)), [0])
+    try:
+        engine.start(None)
+        assert any(name.startswith("group-1/") for name in engine.snapshot(0).extras)
+        with pytest.raises(ActorError):
+            engine.advance()
+        # Group 1 has finished its chunk and group 0 has not: they cannot go on together.
+        assert not any(name.startswith("group-") for name in engine.snapshot(0).extras)
+    finally:
+        engine.close()
+
+
 def test_a_run_that_fails_before_it_begins_leaves_its_directory_free(tmp_path, env_named):
     name = env_named("exploding_catch", failing(1, explode))
     with pytest.raises(ActorError):
@@ -284,7 +298,7 @@ def test_a_resumed_run_plays_other_episodes_and_never_joins_two():
     assert not np.array_equal(fresh, old)
 
 
-@pytest.mark.parametrize("core", ["lstm", "none"])
+@pytest.mark.parametrize("core", ["lstm", pytest.param("none", marks=pytest.mark.slow)])
 def test_in_lockstep_a_resumed_run_is_the_run_it_continues(core):
     config = tiny(groups=2, core=core)
     whole = make_engine(build(config), [0])
@@ -454,7 +468,7 @@ def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     assert evaluation.finished.all() and (evaluation.lengths > 20).all()
 
 
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
 def test_a_call_left_in_the_middle_is_finished_by_another_process(runner):
     config = tiny(groups=2)
     config = replace(config, actors=replace(config.actors, runner=runner))

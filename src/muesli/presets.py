@@ -329,7 +329,8 @@ def go_h200() -> Config:
             reward_bins=21,
             reward_max=1.0,
         ),
-        agent=replace(base.agent, target_rate=0.05),
+        # Until the first games end, G − v̂ is mere noise, which ε_var keeps from being blown up.
+        agent=replace(base.agent, target_rate=0.05, moment_epsilon=1e-4),
         optimiser=OptimiserConfig(learning_rate=1e-3, final_learning_rate=1e-4),
         batch=BatchConfig(
             batch_sequences=128, online_sequences=128, sequence_length=32, symmetries=True

@@ -31,7 +31,7 @@ def differences(ours, theirs):
     [
         ("breakout", {"max_episode_frames": 130}),
         ("ms_pacman", {"pool_frames": 2}),
-        ("pong", {"grey": True, "max_episode_frames": 90}),
+        pytest.param("pong", {"grey": True, "max_episode_frames": 90}, marks=pytest.mark.slow),
     ],
 )
 def test_they_play_what_ale_pys_own_play(game, settings):

@@ -124,6 +124,7 @@ def test_a_match_alternates_colours_restarts_crashed_engines_and_writes_games(tm
     assert [row["colour"] for row in summary["rows"]] == ["black", "white"] * 2
     assert summary["games"] == 4 and summary["reasons"] == {"crash": 4}
     assert summary["points"] == 4 and summary["win_rate"] == 1.0
+    assert summary["distinct_games"] == 2  # scripted: one as Black, one as White
     assert summary["wilson_low"] == pytest.approx(0.5101, abs=1e-3)
     games = sorted(tmp_path.glob("*.sgf"))
     assert len(games) == 4 and "PW[crash]RE[B+F]" in games[0].read_text()

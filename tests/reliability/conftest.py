@@ -26,7 +26,7 @@ RUNNERS = {
     "sebulba": ["--actors.runner", "sebulba", "--actors.lockstep", "True", "--env.num-envs", "8"],
 }
 # Long enough for a machine that is busy with other things.
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 600
 
 
 class Process:

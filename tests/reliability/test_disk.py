@@ -88,6 +88,7 @@ def test_a_full_file_system(launcher, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_folder_that_becomes_read_only(launcher, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     with mounted(folder, "--bind", str(folder)):
@@ -107,6 +108,7 @@ def test_a_folder_that_becomes_read_only(launcher, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_run_that_can_never_save_says_so_in_the_end(launcher, tmp_path):
     run_dir = tmp_path / "run"
     arguments = [*TINY, "--total-env-steps", "600"]

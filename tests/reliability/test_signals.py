@@ -16,7 +16,10 @@ def rows(run_dir):
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-@pytest.mark.parametrize(("runner", "per_call"), [("anakin", 20_000), ("sebulba", 4_000)])
+@pytest.mark.parametrize(
+    ("runner", "per_call"),
+    [("anakin", 8_000), pytest.param("sebulba", 2_000, marks=pytest.mark.slow)],
+)
 def test_a_signal_within_a_call_is_heard_and_the_call_is_finished_later(
     launcher, tmp_path, runner, per_call
 ):

@@ -164,7 +164,7 @@ def play_match(
     progress: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Plays ``games`` games, ours Black in the first and every other one; what came of them."""
-    rows = []
+    rows, played = [], set()
     for number in range(games):
         game = Game(size, komi)
         colour = BLACK if number % 2 == 0 else WHITE
@@ -189,9 +189,11 @@ def play_match(
             text = to_sgf(game, black.name, white.name, outcome.text, note)
             (sgf_dir / f"game-{number + 1:04d}.sgf").write_text(text, encoding="utf-8")
         rows.append(row)
+        played.add(tuple(game.moves))
         if progress is not None:
             progress(number, row)
-    return summarise(rows)
+    # Games that repeat say nothing new: with few different ones the interval is too narrow.
+    return summarise(rows) | {"distinct_games": len(played)}
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:

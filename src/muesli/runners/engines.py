@@ -358,8 +358,8 @@ class SebulbaEngine:
         extras = {_PENDING + name: x for name, x in self._pending.items()}
         extras["restarts"] = np.array(self.sebulba.restarts, np.int64)
         replay = state.replay if config.log.save_replay else None
-        if config.actors.lockstep and (config.log.save_replay or state.replay is None):
-            # Between two iterations every group waits for leave to collect the next chunk.
+        whole = config.log.save_replay or state.replay is None
+        if config.actors.lockstep and whole and self.sebulba.between_iterations:
             groups = [actor.save() for actor in self.sebulba.actors]
             for index, group in enumerate(groups):
                 extras |= {f"group-{index}/{name}": x for name, x in (group or {}).items()}
@@ -387,7 +387,7 @@ class SebulbaEngine:
         # For groups that begin anew: other episodes than those the run began with.
         step = int(tree.agent.step)
         self._prepare(int(slot_seeds(range(step, step + 1), self.seed)[0]), groups)
-        self._pending, self.sebulba.restarts = pending_in(extras), int(extras["restarts"])
+        self._pending, self.sebulba.restarts = pending_in(extras), int(extras.get("restarts", 0))
         fills = ring is None and jax.eval_shape(self._empty_ring) is not None
         self.sebulba.start(tree._replace(replay=self._empty_ring() if fills else ring), True)
         remarks = []

@@ -69,6 +69,8 @@ class Sebulba:
             donate_argnums=0,
         )
         self.restarts = 0
+        # In lock-step every group then waits for leave to collect its next chunk.
+        self.between_iterations = False
         self.actors: list[ActorGroup] = []
         self.chunks: queue.SimpleQueue[Chunk | Failure] = queue.SimpleQueue()
 
@@ -214,7 +216,7 @@ class Sebulba:
             self._store(chunk)
             self._release(chunk)
             chunks.append(chunk._replace(trajectory=None))
-        self.state = self.state._replace(iteration=self.state.iteration + 1)
+        self._end_iteration()
         return chunks
 
     def train_iteration(self) -> tuple[list[Metrics], list[Chunk], float]:
@@ -233,11 +235,16 @@ class Sebulba:
             metrics += self._train_on(chunk)
             self._release(chunk)
             chunks.append(chunk._replace(trajectory=None))
-        self.state = self.state._replace(iteration=self.state.iteration + 1)
+        self._end_iteration()
         return metrics, chunks, waited
+
+    def _end_iteration(self) -> None:
+        self.state = self.state._replace(iteration=self.state.iteration + 1)
+        self.between_iterations = True
 
     def _iteration(self) -> Any:
         """The chunks of one iteration: as they come, or in lock-step, in the groups' order."""
+        self.between_iterations = False
         if not self.config.actors.lockstep:
             for _ in range(self.groups):
                 yield self._take()
