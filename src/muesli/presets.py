@@ -278,8 +278,8 @@ def go_5x5() -> Config:
         agent=AgentConfig(discount=-1.0, return_estimator="vtrace", trace_lambda=0.99),
         update=UpdateConfig(beta_loo=False, kl_samples=8),
         model=replace(base.model, unroll_steps=3),
-        optimiser=OptimiserConfig(learning_rate=4e-3),
-        batch=BatchConfig(batch_sequences=16, online_sequences=16, sequence_length=20),
+        optimiser=OptimiserConfig(learning_rate=3e-3),
+        batch=BatchConfig(batch_sequences=16, online_sequences=16, sequence_length=16),
         log=LogConfig(
             log_every_steps=10_000,
             eval_every_steps=50_000,

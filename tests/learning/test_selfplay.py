@@ -48,7 +48,7 @@ def evaluate(parts, state, act_with="prior", episodes=200, greedy=False, **searc
 
 
 def test_go_against_itself_beats_a_random_player():
-    parts, state, metrics = train(replace(presets.go_5x5(), total_env_steps=160_000))
+    parts, state, metrics = train(presets.go_5x5())
     # A return of 0.9 is 95% of the games, Black in one half of them and White in the other.
     assert evaluate(parts, state, greedy=True) >= 0.9, metrics
 
