@@ -91,7 +91,11 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, address: str) -> None:
-        """Loads a page and waits until it is there."""
+        """Loads a page and waits until it is there; what was noted of the last one is forgotten."""
+        self.call("Page.navigate", url="about:blank")
+        self.wait("document.readyState === 'complete' && location.href === 'about:blank'")
+        self.complaints.clear()
+        self.requests.clear()
         self.call("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
