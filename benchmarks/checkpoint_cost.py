@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--ring-steps", type=int, default=1_000_000)
     parser.add_argument("--every-steps", type=int, default=50_000)
     parser.add_argument("--saves", type=int, default=4)
+    parser.add_argument("--num-envs", type=int, help="more of them fill the ring sooner")
     parser.add_argument("--folder", type=Path, help="where to save; a temporary one by default")
     args = parser.parse_args()
 
@@ -42,6 +43,7 @@ def main() -> None:
     config = replace(
         config,
         total_env_steps=10**9,
+        env=replace(config.env, num_envs=args.num_envs or config.env.num_envs),
         batch=replace(
             config.batch, replay_capacity_steps=args.ring_steps, replay_min_steps=args.ring_steps
         ),
@@ -77,6 +79,7 @@ def main() -> None:
     steps = schedule.per_call * schedule.steps_per_iteration
     result = {
         "preset": args.preset,
+        "num_envs": config.env.num_envs,
         "ring_steps": args.ring_steps,
         "checkpoint_bytes": size,
         "steps_between_saves": steps,
