@@ -22,7 +22,7 @@ from muesli.runners.actors import Arrays, Chunk
 from muesli.runners.anakin import Anakin, FinishedEpisodes, Some, make_anakin
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.memory import check_memory, compiled_bytes
-from muesli.runners.mesh import dealt, replicated
+from muesli.runners.mesh import dealt, one_copy, replicated
 from muesli.runners.numbers import Numbers, with_numbers
 from muesli.runners.parts import Parts
 from muesli.runners.ringview import Place, read_ring, ring_view
@@ -177,7 +177,7 @@ class AnakinEngine:
                 if len(self.seeds) > 1
                 else place(self.state.agent)
             )
-            self.state = self.state._replace(agent=agent)
+            self.state = jax.device_put(self.state._replace(agent=agent), self._layout)
         episodes: list[Episodes] = [[] for _ in self.seeds]
         for _ in range(self.parts.schedule.warm_up):
             self.state, finished = self._warm_up(self.state)
@@ -261,7 +261,7 @@ class AnakinEngine:
         return episodes
 
     def agent(self, k: int) -> AgentState:
-        return self._one(self.state.agent, k)
+        return self._one(one_copy(self.state.agent), k)
 
     def updates(self) -> int:
         return int(np.asarray(self.state.agent.step).flat[0])

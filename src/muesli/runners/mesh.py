@@ -28,6 +28,29 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
     return Mesh(np.array(chosen), (AXIS,))
 
 
+def choose_devices(text: str | None) -> Mesh:
+    """The mesh of ``--devices.learners``: numbers with commas, "all", or None for the first."""
+    if text is None:
+        return make_mesh()
+    there = jax.local_devices()
+    if text == "all":
+        return make_mesh(there)
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"devices.learners: must be numbers with commas between them, or all, got '{text}'"
+        ) from None
+    for number in numbers:
+        if not 0 <= number < len(there):
+            raise ConfigError(
+                f"devices.learners: this machine has devices 0 to {len(there) - 1}, got {number}"
+            )
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"devices.learners: a device is named twice in '{text}'")
+    return make_mesh([there[number] for number in numbers])
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds all of it."""
     return NamedSharding(mesh, P())
@@ -69,6 +92,6 @@ def check_divisible(config: Config, mesh: Mesh) -> None:
             )
 
 
-def to_host(tree: PyTree) -> PyTree:
-    """This process's copy of what every device holds, as arrays of one of its own devices."""
+def one_copy(tree: PyTree) -> PyTree:
+    """What every device holds, as arrays of one of this process's own."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)

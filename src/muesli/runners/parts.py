@@ -107,6 +107,11 @@ def build(config: Config, mesh: Mesh | None = None) -> Parts:
         if isinstance(env, JaxEnv):
             env = stack_frames(env, stack)
     sebulba = isinstance(env, HostEnvs) or config.actors.runner == "sebulba"
+    if sebulba and mesh.size > 1:
+        raise ConfigError(
+            f"devices.learners: {config.env.name} runs outside JAX, which this version does on one "
+            f"device only, got {mesh.size}"
+        )
     _fit(config, env, spec)
     schedule = make_schedule(config)
     network = NETWORKS[config.network.maker](spec, config.network)
