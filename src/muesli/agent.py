@@ -185,20 +185,27 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         network runs over each piece a second time for its gradient.
         """
         count = config.batch.micro_batches
-        cut = lambda x: x.reshape((count, x.shape[0] // count, *x.shape[1:]))  # noqa: E731
-        pieces = jax.tree.map(cut, batch)
         size = batch.transitions.reward.shape[0]
-        piece_keys = jax.tree.map(cut, jax.random.split(key, size))
+        whole = (batch, jax.random.split(key, size))
 
-        def estimate_piece(_: None, piece_and_keys: PyTree) -> tuple[None, Estimates]:
-            piece, its_keys = piece_and_keys
+        def piece_of(tree: PyTree, c: Array) -> PyTree:
+            """Every ``count``-th sequence from c on: as many of each device that holds some."""
+
+            def take(x: Array) -> Array:
+                rows = x.reshape((size // count, count, *x.shape[1:]))
+                return jax.lax.dynamic_index_in_dim(rows, c, axis=1, keepdims=False)
+
+            return jax.tree.map(take, tree)
+
+        def estimate_piece(_: None, c: Array) -> tuple[None, Estimates]:
+            piece, its_keys = piece_of(whole, c)
             piece = look(piece, state.normaliser)
             online = unroll(network, state.online, piece)
             prior = unroll(network, state.prior, piece)
             return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
 
-        _, estimates = jax.lax.scan(estimate_piece, None, (pieces, piece_keys))
-        trained = ~is_last(pieces.transitions.step_type[:, :, :-1])
+        _, estimates = jax.lax.scan(estimate_piece, None, jnp.arange(count))
+        trained = ~is_last(estimates.targets.step_type[:, :, :-1])
         errors = estimates.targets.policy.advantage[..., :-1]
         moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
         if config.agent.centre_advantages:
@@ -206,8 +213,8 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
 
         def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Metrics]:
-            piece, raw, share = of_piece
-            piece = look(piece, state.normaliser)
+            c, raw, share = of_piece
+            piece = look(piece_of(batch, c), state.normaliser)
             targets = normalise(raw, moment, config)
 
             def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
@@ -219,7 +226,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             return jax.tree.map(jnp.add, total, gradients), metrics
 
         zeros = jax.tree.map(jnp.zeros_like, state.online)
-        gradients, metrics = jax.lax.scan(add_piece, zeros, (pieces, estimates, shares))
+        gradients, metrics = jax.lax.scan(add_piece, zeros, (jnp.arange(count), estimates, shares))
         return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), metrics)
 
     def losses_of(

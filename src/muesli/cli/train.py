@@ -65,7 +65,15 @@ def _own_options(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--init-from", type=Path)
+    _add_devices(parser)
     return parser
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--devices.learners", dest="learners", metavar="0,1,…|all",
+        help="devices that learn, each with its share of environments and batch (the first alone)",
+    )  # fmt: skip
 
 
 def train_command(argv: Sequence[str]) -> int:
@@ -76,7 +84,7 @@ def train_command(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(rest):
         print(
             "usage: muesli train [PRESET] [--run-dir DIR] [--seeds N] [--init-from RUN_DIR] "
-            "[--FIELD VALUE ...]\n\nThe fields of this preset:"
+            "[--devices.learners 0,1,...|all] [--FIELD VALUE ...]\n\nThe fields of this preset:"
         )
     name, config = parse_config(preset, rest)
     if own.seeds < 1:
@@ -96,41 +104,49 @@ def train_command(argv: Sequence[str]) -> int:
 
     title = f"{name} on {config.env.name}"
     with Signals(running=False) as signals:
-        return _train(config, title, dirs, source, signals)
+        return _train(config, title, dirs, own, signals)
 
 
-def _train(config: Config, title: str, dirs: list[Path], source: Path | None, signals: Any) -> int:
+def _train(config: Config, title: str, dirs: list[Path], own: Any, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError
     from muesli.runners.device import prepare_device
+    from muesli.runners.mesh import choose_devices
     from muesli.runners.train import train
 
     prepare_device()
+    mesh = choose_devices(own.learners)
+
+    def start(watch: Progress) -> Any:
+        return train(config, dirs, [watch], own.init_from, signals=signals, mesh=mesh)
+
     try:
-        start = lambda watch: train(config, dirs, [watch], source, signals=signals)  # noqa: E731
         return _run(config, title, start)
     except CheckpointError as error:
         raise UsageError(f"--init-from: {error}") from error
 
 
 def resume_command(argv: Sequence[str]) -> int:
-    """``muesli resume RUN_DIR``."""
+    """``muesli resume RUN_DIR [--devices.learners …]``."""
     parser = argparse.ArgumentParser(prog="muesli resume", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)
-    run_dir = parser.parse_args(list(argv)).run_dir
+    _add_devices(parser)
+    own = parser.parse_args(list(argv))
 
     from muesli.runners.signals import Signals
 
     with Signals(running=False) as signals:
-        return _resume(run_dir, signals)
+        return _resume(own.run_dir, own.learners, signals)
 
 
-def _resume(run_dir: Path, signals: Any) -> int:
+def _resume(run_dir: Path, learners: str | None, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError, newest_first, read_manifest, verify
     from muesli.runners.device import prepare_device
+    from muesli.runners.mesh import choose_devices
     from muesli.runners.rundir import read_config
     from muesli.runners.train import resume
 
     prepare_device()
+    mesh = choose_devices(learners)
     config = read_config(run_dir)
     with contextlib.suppress(CheckpointError, IndexError):
         newest = newest_first(run_dir / "checkpoints")[0]
@@ -139,7 +155,8 @@ def _resume(run_dir: Path, signals: Any) -> int:
             print(f"{run_dir}: already complete")
             return 0
     try:
-        return _run(config, str(run_dir), lambda watch: resume(run_dir, [watch], signals=signals))
+        start = lambda watch: resume(run_dir, [watch], signals=signals, mesh=mesh)  # noqa: E731
+        return _run(config, str(run_dir), start)
     except CheckpointError as error:
         raise UsageError(str(error)) from error
 

@@ -132,14 +132,16 @@ class _AgentNetwork(nnx.Module):
 
     def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
         steps, batch = inputs.first.shape
-        flat = lambda x: x.reshape((steps * batch, *x.shape[2:]))  # noqa: E731
+        # Batch-major: a batch dealt to several devices stays where it is when it is flattened.
+        flat = lambda x: x.swapaxes(0, 1).reshape((batch * steps, *x.shape[2:]))  # noqa: E731
+        apart = lambda x: x.reshape((batch, steps, *x.shape[1:])).swapaxes(0, 1)  # noqa: E731
         features = self.torso(flat(inputs.observation))
         if self.extra is not None:
             context = self.extra(flat(self._context(inputs)))
             planes = (1,) * (features.ndim - 2)
             features = features + context.reshape((-1, *planes, features.shape[-1]))
         if self.core is not None:
-            features, state = self._recur(features.reshape(steps, batch, -1), inputs.first, state)
+            features, state = self._recur(apart(features), inputs.first, state)
             features = flat(features)
             if self.config.normalise_core:
                 features = rms_normalise(features)
@@ -151,7 +153,7 @@ class _AgentNetwork(nnx.Module):
             value_logits=self.root_heads.value(summary),
             embedding=self.dynamics.start(features),
         )
-        return jax.tree.map(lambda x: x.reshape((steps, batch, *x.shape[1:])), output), state
+        return jax.tree.map(apart, output), state
 
     def _context(self, inputs: UnrollInputs) -> Array:
         """Last action and squeezed last reward, wiped at the start of an episode: [T, B, size]."""

@@ -16,6 +16,7 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.envs.base import JaxEnv, auto_reset_step
 from muesli.runners.learner import init_ring, make_learn
+from muesli.runners.mesh import deal
 from muesli.runners.parts import Parts
 from muesli.types import (
     Array,
@@ -74,7 +75,7 @@ def make_anakin(parts: Parts) -> Anakin:
     num_envs, length = config.env.num_envs, config.batch.sequence_length
     online, stack = config.batch.online_sequences, config.env.frame_stack
     updates, slots = num_envs // online, jnp.arange(num_envs)
-    learn = make_learn(agent, config, parts.spec)
+    learn = make_learn(parts)
     reset = jax.vmap(env.reset)
     step = jax.vmap(lambda *x: auto_reset_step(env, *x))
 
@@ -152,9 +153,9 @@ def make_anakin(parts: Parts) -> Anakin:
             skipped = jax.lax.cond(metrics["update_skipped"] > 0, lambda: batch, lambda: skipped)
             return (agent_state, skipped), metrics
 
-        slices = jax.tree.map(lambda x: x.reshape((updates, online, *x.shape[1:])), chunk)
+        hands = deal(chunk, updates, parts.mesh.size)
         carry, metrics = jax.lax.scan(
-            one_update, (state.agent, skipped), (slices, jnp.arange(updates))
+            one_update, (state.agent, skipped), (hands, jnp.arange(updates))
         )
         return state._replace(agent=carry[0]), jax.tree.map(jnp.mean, metrics), carry[1]
 

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from muesli.checkpoint import RingView
 from muesli.config import ConfigError
 from muesli.envs.base import slot_seeds
 from muesli.runners.actors import Arrays, Chunk
-from muesli.runners.anakin import Anakin, FinishedEpisodes, make_anakin
+from muesli.runners.anakin import Anakin, FinishedEpisodes, Some, make_anakin
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.memory import check_memory, compiled_bytes
+from muesli.runners.mesh import dealt, one_copy, replicated
 from muesli.runners.numbers import Numbers, with_numbers
 from muesli.runners.parts import Parts
 from muesli.runners.ringview import Place, read_ring, ring_view
@@ -129,22 +131,45 @@ class AnakinEngine:
         self._pending: Arrays = {}
         self._piece = 1
         per_call = parts.schedule.per_call
+        cut, whole = dealt(parts.mesh, axis=int(len(seeds) > 1)), replicated(parts.mesh)
 
         def anakin(own: Numbers) -> Anakin:
             return make_anakin(with_numbers(parts, own))
 
-        def compiled(function: Callable[..., Any], donate: bool = True) -> Callable[..., Any]:
-            mapped = _over_runs(function) if len(seeds) > 1 else function
-            program = jax.jit(mapped, donate_argnums=(1,) if donate else ())
-            return lambda *arguments: program(dict(numbers or {}), *arguments)
+        def over(function: Callable[..., Any]) -> Callable[..., Any]:
+            return _over_runs(function) if len(seeds) > 1 else function
 
-        self._init = compiled(lambda own, key: anakin(own).init(key), donate=False)
-        self._warm_up = compiled(lambda own, state: anakin(own).warm_up(state))
-        self._iterate = compiled(lambda own, state, n: anakin(own).iterate_some(state, n, per_call))
+        def compiled(function: Callable[..., Any], out: PyTree, donate: bool = True) -> Any:
+            program = jax.jit(function, donate_argnums=(1,) if donate else (), out_shardings=out)
+            return lambda *arguments: program(own_numbers, *arguments)
+
+        # Every process passes its seeds as plain numbers: keys are made inside.
+        own_numbers = dict(numbers or {})
+        init = over(lambda own, seed: anakin(own).init(jax.random.key(seed)))
+        warm_up = over(lambda own, state: anakin(own).warm_up(state))
+        iterate = over(lambda own, state, n: anakin(own).iterate_some(state, n, per_call))
+        state = jax.eval_shape(init, own_numbers, self._seeds())
+        self._layout = self._lay_out(state, cut, whole)
+        brought = Some(whole, whole, whole, cut)  # type: ignore[arg-type]
+        self._init = compiled(init, self._layout, donate=False)
+        self._warm_up = compiled(warm_up, (self._layout, whole))
+        self._iterate = compiled(iterate, (self._layout, brought))
+
+    def _seeds(self) -> np.ndarray:
+        seeds = np.asarray(self.seeds, np.uint32)
+        return seeds if len(seeds) > 1 else seeds[0]
+
+    def _lay_out(self, state: RunState, cut: NamedSharding, whole: NamedSharding) -> RunState:
+        """Where each part of the state lies: the agent everywhere, environments dealt out."""
+        everywhere = {"agent", "key", "iteration"}
+        places = {
+            name: jax.tree.map(lambda _, name=name: whole if name in everywhere else cut, part)
+            for name, part in state._asdict().items()
+        }
+        return RunState(**places)
 
     def start(self, parameters: AgentState | None) -> list[Episodes]:
-        keys = jnp.stack([jax.random.key(seed) for seed in self.seeds])
-        self.state: RunState = self._init(keys if len(self.seeds) > 1 else keys[0])
+        self.state: RunState = self._init(self._seeds())
         if parameters is not None:
             place = lambda s: with_parameters(s, parameters)  # noqa: E731
             agent = (
@@ -152,7 +177,7 @@ class AnakinEngine:
                 if len(self.seeds) > 1
                 else place(self.state.agent)
             )
-            self.state = self.state._replace(agent=agent)
+            self.state = jax.device_put(self.state._replace(agent=agent), self._layout)
         episodes: list[Episodes] = [[] for _ in self.seeds]
         for _ in range(self.parts.schedule.warm_up):
             self.state, finished = self._warm_up(self.state)
@@ -236,7 +261,7 @@ class AnakinEngine:
         return episodes
 
     def agent(self, k: int) -> AgentState:
-        return self._one(self.state.agent, k)
+        return self._one(one_copy(self.state.agent), k)
 
     def updates(self) -> int:
         return int(np.asarray(self.state.agent.step).flat[0])
@@ -257,16 +282,17 @@ class AnakinEngine:
         return Snapshot(self._one(state, k), pending, ring)
 
     def template(self) -> RunState:
-        return without_ring(jax.eval_shape(self._init, jax.random.key(0)))
+        return without_ring(jax.eval_shape(self._init, self._seeds()))
 
     def read_ring(self, tree: RunState, load: Callable[[RingView, Place], None]) -> PyTree:
         if tree.replay is None:
             return None
-        empty = jax.jit(lambda key: self._init(key).replay)(jax.random.key(0))
+        empty = jax.jit(lambda seed: self._init(seed).replay)(self._seeds())
         return read_ring(empty, tree.replay, load)
 
     def restore(self, tree: RunState, extras: Arrays, ring: PyTree) -> list[str]:
-        self.state, self.iterations = tree._replace(replay=ring), int(tree.iteration)
+        self.state = jax.device_put(tree._replace(replay=ring), self._layout)
+        self.iterations = int(tree.iteration)
         self._pending = pending_in(extras)
         return []
 

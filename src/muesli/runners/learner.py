@@ -6,24 +6,41 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from muesli import keys
 from muesli import replay as ring
-from muesli.agent import Agent
 from muesli.config import Config
+from muesli.runners.mesh import AXIS
+from muesli.runners.parts import Parts
 from muesli.runners.symmetry import turn
-from muesli.types import AgentState, Array, EnvSpec, Metrics, PRNGKey, PyTree, Trajectory
+from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
 
 Learnt = tuple[AgentState, Metrics, Trajectory]
 Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], Learnt]
 
 
-def make_learn(agent: Agent, config: Config, spec: EnvSpec) -> Learn:
+def make_learn(parts: Parts) -> Learn:
     """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag); it also
     answers with the batch it trained on, [B, T + 1].
+
+    Slots of the ring and sequences are dealt to the devices of the mesh. Each device replays from
+    its own slots only, so no observation ever travels.
     """
+    agent, config, mesh = parts.agent, parts.config, parts.mesh
     batch, stack = config.batch, config.env.frame_stack
     updates_per_chunk = config.env.num_envs // batch.online_sequences
+    replayed_each = (batch.batch_sequences - batch.online_sequences) // mesh.size
+
+    def assemble(replay: PyTree, fresh: Trajectory, key: PRNGKey) -> tuple[Trajectory, Array]:
+        """One device's share of the batch, and the ages of what it replayed."""
+        key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        replayed = ring.sample(replay, key, replayed_each, stack)
+        return ring.mix(fresh, replayed.batch), replayed.age_chunks
+
+    assemble_all = jax.shard_map(
+        assemble, mesh=mesh, in_specs=(P(AXIS), P(AXIS), P()), out_specs=(P(AXIS), P(AXIS))
+    )
 
     def learn(
         state: AgentState, replay: PyTree, fresh: Trajectory, run_key: PRNGKey, lag: Array
@@ -32,13 +49,11 @@ def make_learn(agent: Agent, config: Config, spec: EnvSpec) -> Learn:
         sample_key, update_key = jax.random.split(key)
         sequences, metrics = fresh, dict[str, Array]()
         if replay is not None:
-            wanted = batch.batch_sequences - batch.online_sequences
-            replayed = ring.sample(replay, sample_key, wanted, stack)
-            sequences = ring.mix(fresh, replayed.batch)
-            age = replayed.age_chunks * updates_per_chunk
+            sequences, age_chunks = assemble_all(replay, fresh, sample_key)
+            age = age_chunks * updates_per_chunk
             metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
         if batch.symmetries:
-            sequences = turn(sequences, spec, jax.random.fold_in(sample_key, 1))
+            sequences = turn(sequences, parts.spec, jax.random.fold_in(sample_key, 1))
         state, update_metrics = agent.update(agent.observe(state, fresh), sequences, update_key)
         metrics["policy_lag_updates"] = jnp.asarray(lag, jnp.float32)
         return state, metrics | update_metrics, sequences

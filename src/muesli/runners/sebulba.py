@@ -56,7 +56,7 @@ class Sebulba:
         self.groups, self.group_size = actors.groups, envs.num_envs // actors.groups
         self.key = jax.random.key(seed)
         self.collector = make_collector(parts, self.group_size)
-        self._learn = make_learn(parts.agent, self.config, parts.spec)
+        self._learn = make_learn(parts)
         self._write = jax.jit(
             lambda replay, chunk, slot: ring.write(replay, chunk, envs.frame_stack, slot),
             donate_argnums=0,

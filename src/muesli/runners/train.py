@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from muesli import checkpoint, keys
 from muesli.agent import make_act
@@ -61,6 +62,7 @@ def train(
     init_from: str | Path | None = None,
     env: Callable[[], Any] | None = None,
     signals: Signals | None = None,
+    mesh: Mesh | None = None,
 ) -> Result:
     """Trains ``config`` in a fresh ``run_dir``. With several directories, one seed in each.
 
@@ -70,13 +72,13 @@ def train(
     The seeds are ``config.seed``, ``config.seed + 1``, … and train together, as one program.
     Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
     SIGTERM are looked after while it trains; with ``signals``, which the caller has entered, also
-    while it starts.
+    while it starts. ``mesh`` holds the devices that learn; by default one.
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
     if env is not None:
         ENVS[config.env.name] = env
-    return train_many(configs, paths, callbacks, init_from, signals)
+    return train_many(configs, paths, callbacks, init_from, signals, mesh)
 
 
 def train_many(
@@ -85,13 +87,14 @@ def train_many(
     callbacks: Sequence[Callback] = (),
     init_from: str | Path | None = None,
     signals: Signals | None = None,
+    mesh: Mesh | None = None,
 ) -> Result:
     """Trains runs that differ in their seeds and numbers only (see ``numbers``), as one program."""
     if len(families(configs)) != 1:
         raise ConfigError("configs: only seeds and traceable numbers may differ within a program")
     for config in configs[1:]:
         validate(config)
-    parts, numbers = build(configs[0]), varying(configs)
+    parts, numbers = build(configs[0], mesh), varying(configs)
     _try_out(parts.env)
     engine = make_engine(parts, [c.seed for c in configs], numbers)
     directories = [RunDirectory.create(p, c) for p, c in zip(run_dirs, configs, strict=True)]
@@ -128,12 +131,15 @@ def _try_out(env: JaxEnv | HostEnvs) -> None:
 
 
 def resume(
-    run_dir: str | Path, callbacks: Sequence[Callback] = (), signals: Signals | None = None
+    run_dir: str | Path,
+    callbacks: Sequence[Callback] = (),
+    signals: Signals | None = None,
+    mesh: Mesh | None = None,
 ) -> Result:
     """Continues a run from its newest good checkpoint. A finished run is left as it is."""
     path = Path(run_dir)
     config = read_config(path)
-    parts = build(config)
+    parts = build(config, mesh)
     engine = make_engine(parts, [config.seed])
     directory = RunDirectory.open(path)
     try:
