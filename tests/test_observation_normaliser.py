@@ -92,7 +92,8 @@ def test_replayed_records_are_not_counted_again(run):
     state = states[-1]
     fresh = ring.sample(state.replay, jax.random.key(1), ENVS).batch
     agent = parts.agent._replace(update=lambda state, batch, key: (state, {}))
-    after, _ = make_learn(agent, parts.config)(state.agent, state.replay, fresh, state.key, 0)
+    learn = make_learn(parts._replace(agent=agent))
+    after, _, _ = learn(state.agent, state.replay, fresh, state.key, 0)
     assert after.normaliser.seen - state.agent.normaliser.seen == ENVS * LENGTH
 
 
@@ -155,7 +156,7 @@ def test_statistics_round_trip_through_a_checkpoint(run, tmp_path):
     _, states = run
     agent = states[-1].agent
     path = checkpoint.save(tmp_path, "step-1", agent, {})
-    loaded, _ = checkpoint.load(path, jax.eval_shape(lambda x: x, agent))
+    loaded = checkpoint.load(path, jax.eval_shape(lambda x: x, agent)).tree
     for a, b in zip(agent.normaliser, loaded.normaliser, strict=True):
         np.testing.assert_array_equal(a, b)
     assert float(jnp.abs(loaded.normaliser.mean).max()) > 0

@@ -342,7 +342,7 @@ def reference(name, config, logits, prior, behaviour, action, advantage, q, acti
         return distil(q / eta)
     if name in ("cmpo", "muesli"):
         terms = [tuple(config.cmpo_weight * x for x in distil(cmpo_gains))]
-        terms += [gradient_term()] if name == "muesli" else []
+        terms += [gradient_term(), bonus] if name == "muesli" else []
     elif name == "pg":
         terms = [gradient_term(), bonus]
     elif name == "ppo":
@@ -600,7 +600,7 @@ def test_update_of_a_normal_policy_matches_the_printed_formulas(name):
         limit = np.clip(ratio, 0.6, 1.4)
         at_action -= ratio * advantage * (ratio <= limit)
         expected -= min(ratio, limit) * advantage
-    if name in ("pg", "trpo_penalty", "ppo"):
+    if name in ("muesli", "pg", "trpo_penalty", "ppo"):
         bonus = 0.3
         expected -= 0.3 * entropy
     loc_scores, scale_scores = normal_scores(actions, loc, log_scale)
@@ -746,7 +746,7 @@ def test_every_update_has_defaults_under_its_own_name():
 # What each update reads of the fields that differ between losses: the zeros of the table that are
 # zeros because the term is not there.
 READS = {
-    "muesli": {"cmpo_weight", "clip_threshold"},
+    "muesli": {"cmpo_weight", "clip_threshold", "entropy_weight"},
     "cmpo": {"cmpo_weight", "clip_threshold"},
     "mpo": set(),
     "direct_mpo": {"direct_mpo_weight"},

@@ -125,9 +125,8 @@ def muesli(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     gradient = policy_gradient(inputs, config.beta_loo)
     target = cmpo_target(inputs, config)
     regulariser = distillation(inputs.policy, target)
-    loss = gradient + config.cmpo_weight * regulariser
-    if config.entropy_weight > 0.0:
-        loss = loss - config.entropy_weight * inputs.policy.entropy()
+    bonus = config.entropy_weight * inputs.policy.entropy()
+    loss = gradient + config.cmpo_weight * regulariser - bonus
     return PolicyOutput(loss, target, {"loss_pg": gradient, "loss_cmpo": regulariser})
 
 

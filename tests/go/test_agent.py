@@ -24,7 +24,7 @@ def test_a_run_keeps_light_checkpoints_that_play_alone(go_run, tmp_path):
     (copy / "checkpoints").mkdir(parents=True)
     shutil.copy(go_run / "config.json", copy)
     shutil.copytree(go_run / "checkpoints" / "kept-2", copy / "checkpoints" / "kept-2")
-    size = lambda p: sum(f.stat().st_size for f in p.rglob("*.npy"))
+    size = lambda p: sum(f.stat().st_size for f in p.rglob("*.bin"))
     assert size(copy) < 0.4 * size(go_run / "checkpoints" / "step-2")
     game = Game(5, 7.5)
     game.play(Move(BLACK, 12))
