@@ -272,21 +272,14 @@ def test_sampled_estimators_approach_the_exact_ones(catch_run):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"agent": {"return_estimator": "vtrace"}, "update": {"beta_loo": False}},
-        {"agent": {"return_estimator": "q"}},
         {"agent": {"baseline": "expected_q"}},
-        {"model": {"q_model": "direct"}},
         {"model": {"value_target": "return"}},
         {"model": {"absorbing": True}},
-        {"model": {"policy_model": False}},
         {"agent": {"dynamics_gradient_scale": 0.5}},
-        {"update": {"sampled_normaliser": "oracle", "kl_samples": 1}},
-        {"update": {"clip_threshold": None, "advantage_scale": 10.0}},
-        {"update": {"uniform_prior_weight": 0.0, "behaviour_prior_weight": 0.0}},
     ],
     ids=lambda c: "-".join(f"{k}.{f}" for k, v in c.items() for f in v),
 )
-def test_every_switch_changes_the_update_and_keeps_it_finite(catch_run, changes):
+def test_switches_that_no_suite_has_change_the_update_and_keep_it_finite(catch_run, changes):
     parts, state, batch, update = catch_run
     # A second update, so that the policy has moved away from where everything is symmetric.
     state, _ = update(state, batch, jax.random.key(7))
