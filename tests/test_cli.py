@@ -217,7 +217,10 @@ def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
     assert [json.loads(m.read_text())["meta"]["config"]["seed"] for m in manifests] == [0, 1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_a_signal_saves_and_resume_ends_where_an_unbroken_run_ends(tmp_path, number, code):
     arguments = [*TINY, "--total-env-steps", "20000", "--log.log-every-steps", "400"]
     arguments += ["--log.eval-every-steps", "4000"]

@@ -95,7 +95,7 @@ def assert_same_experience(ours, theirs):
     np.testing.assert_array_equal(ours.written, theirs.written)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_same_keys_give_the_same_trajectories_as_one_jitted_loop(groups):
     config = tiny(groups=groups)
     ours, theirs = sebulba_ring(config, 4), anakin_ring(config, 4)
@@ -219,7 +219,7 @@ def test_a_run_that_fails_before_it_begins_leaves_its_directory_free(tmp_path, e
     assert (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("lockstep", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_environment_that_hangs_is_noticed(tmp_path, env_named, lockstep):
     name = env_named("hanging_catch", failing(23, lambda: time.sleep(30)))
     # Long enough for the other group to go on alone, if nobody notices.
@@ -391,6 +391,7 @@ def test_what_is_not_finite_is_refused_at_the_door(tmp_path, env_named):
         train(tiny(name, groups=2), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_both_runners_count_a_game_of_two_players_for_the_first(tmp_path):
     base = presets.tic_tac_toe()
     config = replace(
@@ -413,6 +414,7 @@ def test_both_runners_count_a_game_of_two_players_for_the_first(tmp_path):
     assert {r for _, _, r in returns["anakin"]} > {1.0, -1.0}
 
 
+@pytest.mark.slow
 def test_vectors_are_stacked_too(env_named):
     plain = on_host(recall())
     name = env_named("host_recall", lambda: plain)
@@ -437,7 +439,7 @@ def test_bad_combinations_name_their_field(env_named):
         make_engine(build(config), [0, 1])
 
 
-@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     base = presets.atari_small()
     config = replace(
@@ -468,7 +470,8 @@ def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     assert evaluation.finished.all() and (evaluation.lengths > 20).all()
 
 
-@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
 def test_a_call_left_in_the_middle_is_finished_by_another_process(runner):
     config = tiny(groups=2)
     config = replace(config, actors=replace(config.actors, runner=runner))

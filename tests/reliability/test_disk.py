@@ -56,6 +56,7 @@ def falls_ill_and_recovers(launcher, run_dir, fall_ill, recover, error):
     assert not list((run_dir / "checkpoints").rglob(".*"))
 
 
+@pytest.mark.slow
 def test_files_that_may_not_grow(launcher, tmp_path):
     falls_ill_and_recovers(
         launcher,
