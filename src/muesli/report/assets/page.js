@@ -241,6 +241,8 @@
       tip.style.left = `${flip ? Math.max(0, left - tip.offsetWidth - 28) : left}px`;
     }
     function leave() { cross.setAttribute("visibility", "hidden"); tip.hidden = true; }
+    // Where it stood no longer means anything, and it may stand beyond a narrower page.
+    window.addEventListener("resize", leave);
     picture.addEventListener("pointermove", move);
     picture.addEventListener("pointerdown", move);
     picture.addEventListener("pointerleave", leave);
