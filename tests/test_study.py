@@ -309,7 +309,8 @@ def test_the_page_in_a_browser(study_dir, browser, tmp_path, capsys):
     # A telephone scrolls tables, never the page.
     browser.size(390)
     assert browser.run("document.documentElement.scrollWidth") <= 390, browser.run(
-        "[...document.querySelectorAll('body *')].filter(x => x.getBoundingClientRect().right > 391)"
+        "[...document.querySelectorAll('body *')]"
+        ".filter(x => x.getBoundingClientRect().right > 390)"
         ".slice(0, 8).map(x => x.tagName + '.' + x.className + '#' + x.id).join(' ')"
     )
     assert browser.complaints == []
