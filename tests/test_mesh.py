@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from dataclasses import replace
 
 import jax
@@ -156,6 +157,7 @@ def test_a_run_is_resumed_on_another_number_of_devices(tmp_path):
         if not sent:
             sent.append(row)
             signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.5)  # a thread of its own hears it
 
     result = train(config(), tmp_path / "run", [stop], mesh=make_mesh(jax.devices()[:2]))
     assert result.stopped_by == signal.SIGTERM

@@ -114,7 +114,15 @@ def test_a_broken_run_continues_and_a_sweep_is_its_runs(study_dir, tmp_path, job
     assert (run.row, run.seed) == ("lambda_3", 0)
     job = dataclasses.replace(jobs[0], runs=(run,), together=False)
     path, shared = tmp_path / "runs" / run.path, study_dir / "runs" / run.path
-    stop = lambda row: signal.raise_signal(signal.SIGTERM) if row["env_steps"] > 500 else None
+    sent = []
+
+    def stop(row):
+        # Once: a second signal leaves at once, and it takes a moment until the first is heard.
+        if row["env_steps"] > 500 and not sent:
+            sent.append(row)
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.5)
+
     assert train(run.config, path, [stop]).stopped_by == signal.SIGTERM
     assert state_of(path) == "broken" and len(read_jsonl(path / "metrics.jsonl")) < 8
     assert execute(json.loads(write_job(job, tmp_path).read_text()), print) == 0
