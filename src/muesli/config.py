@@ -142,8 +142,8 @@ class NetworkConfig:
     normalise_features: bool = False
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
     normalise_core: bool = False
-    """RMS-normalise what the core puts out, where there is one. Helps small inputs; with pictures
-    it made gradients explode."""
+    """RMS-normalise what the core puts out, where there is one. Meant for small inputs; in a run
+    with pictures that had it, gradients exploded."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
