@@ -297,7 +297,7 @@ def test_switches_that_no_suite_has_change_the_update_and_keep_it_finite(catch_r
 def test_the_loss_is_the_weighted_sum_of_its_parts(catch_run):
     parts, state, batch, update = catch_run
     _, metrics = update(state, batch, jax.random.key(0))
-    total = sum(w * float(metrics[f"loss_{n}"]) for n, w in loss_weights(parts.config, 0).items())
+    total = sum(w * float(metrics[f"loss_{n}"]) for n, w in loss_weights(parts.config).items())
     np.testing.assert_allclose(total, metrics["loss_total"], rtol=1e-5)
 
 

@@ -47,6 +47,10 @@ def test_help_is_quick_and_does_not_import_jax():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["train", "catch", "--optimiser.max-gradient-norm", "0"],
+            "optimiser.max_gradient_norm: must be positive",
+        ),
         (["tarin"], "unknown command 'tarin' (did you mean train?)"),
         (["train", "ctach"], "unknown preset 'ctach' (did you mean catch?)"),
         (["train", "catch", "--batch.online-sequencess", "3"], "--batch.online-sequences"),

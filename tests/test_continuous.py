@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muesli import presets
-from muesli.agent import centre, estimate, loss_weights, make_targets, unroll
+from muesli.agent import centre, estimate, make_targets, unroll
 from muesli.presets import with_update
 from muesli.runners.parts import build
 from muesli.types import StepType, Trajectory, Transition, is_last
@@ -114,12 +114,3 @@ def test_advantages_are_not_centred_unless_asked_for():
     raw, targets, _ = estimates_of(tiny(centre_advantages=False), jax.random.key(2))
     ratio = np.asarray(targets.policy.advantage / raw.targets.policy.advantage)[:, :-1]
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
-
-
-def test_the_policy_waits_while_values_settle():
-    config = tiny()
-    config = replace(config, update=replace(config.update, policy_delay_updates=7))
-    for step, weight in ((0, 0.0), (6, 0.0), (7, config.update.total_weight)):
-        weights = loss_weights(config, step)
-        assert float(weights["policy"]) == float(weights["policy_model"]) == weight
-        assert weights["value"] == config.model.value_weight

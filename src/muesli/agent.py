@@ -170,7 +170,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             prior = unroll(network, state.prior, batch)
             # Returns, the advantage moment, normalised advantages: all that losses hold constant.
             targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
-            total, metrics = losses_of(params, batch, online, targets, moment, state.step)
+            total, metrics = losses_of(params, batch, online, targets, moment)
             return total, (moment, metrics)
 
         gradients, (moment, metrics) = jax.grad(loss_fn, has_aux=True)(state.online)
@@ -219,7 +219,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
             def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
                 online = unroll(network, params, piece)
-                loss, metrics = losses_of(params, piece, online, targets, moment, state.step)
+                loss, metrics = losses_of(params, piece, online, targets, moment)
                 return share * loss, jax.tree.map(lambda x: share * x, metrics)
 
             gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.online)
@@ -235,7 +235,6 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         online: RootOutput,
         targets: Targets,
         moment: Moment,
-        step: Array,
     ) -> tuple[Array, Metrics]:
         """L_total of a batch whose targets are known. Nothing in them carries gradients."""
         targets = jax.lax.stop_gradient(targets)
@@ -253,7 +252,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
             "value": model.value,
             "reward": model.reward,
         }
-        weights = loss_weights(config, step)
+        weights = loss_weights(config)
         assert set(losses) == set(weights)
         trained = ~is_last(targets.step_type[:, :-1])
         losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
@@ -399,14 +398,11 @@ def supports(config: Config) -> tuple[Support, Support]:
     )
 
 
-def loss_weights(config: Config, step: Array | int) -> dict[str, float | Array]:
-    """The weight of every term of L_total at an update: while values settle, the policy waits."""
-    policy: float | Array = config.update.total_weight
-    if config.update.policy_delay_updates > 0:
-        policy = jnp.where(step < config.update.policy_delay_updates, 0.0, policy)
+def loss_weights(config: Config) -> dict[str, float]:
+    """The weight of every term of L_total."""
     return {
-        "policy": policy,
-        "policy_model": policy,
+        "policy": config.update.total_weight,
+        "policy_model": config.update.total_weight,
         "value": config.model.value_weight,
         "reward": config.model.reward_weight,
     }

@@ -17,10 +17,6 @@ class UpdateConfig:
     """Which entry of ``policy_updates.UPDATES`` trains the policy."""
     total_weight: float = 3.0
     """Multiplies the whole policy loss: policy gradient, regulariser and policy model together."""
-    policy_delay_updates: int = 0
-    """Updates at the start that train only the model and the values. While v̂ is still on its way
-    from 0 to where returns are, every action seems bad (or good), and a continuous policy runs away
-    from its own past."""
     entropy_weight: float = 0.0
     """Weight λ_H of the entropy bonus (pg, trpo_penalty, ppo; muesli, with 0 in the paper)."""
     trpo_weight: float = 0.0
@@ -420,7 +416,6 @@ def validate(config: Config) -> None:
         ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
         ("log.keep_every", config.log.keep_every),
         ("batch.replay_min_steps", batch.replay_min_steps),
-        ("update.policy_delay_updates", update.policy_delay_updates),
     ):
         _require(value >= 0, field, f"must not be negative, got {value}")
     for field, samples in (
@@ -472,11 +467,12 @@ def validate(config: Config) -> None:
         ("search.pb_c_base", config.search.pb_c_base),
     ):
         _require(number > 0.0, field, f"must be positive, got {number:g}")
-    _require(
-        update.clip_threshold is None or update.clip_threshold > 0.0,
-        "update.clip_threshold",
-        f"must be positive, or None, got {update.clip_threshold}",
-    )
+    for field, bound in (
+        ("update.clip_threshold", update.clip_threshold),
+        ("optimiser.update_clip", config.optimiser.update_clip),
+        ("optimiser.max_gradient_norm", config.optimiser.max_gradient_norm),
+    ):
+        _require(bound is None or bound > 0.0, field, f"must be positive, or None, got {bound}")
     _require(agent.discount != 0.0, "agent.discount", "must not be 0, which marks an episode's end")
     _require(
         not (update.sampled_normaliser == "oracle" and update.name not in ("muesli", "cmpo")),

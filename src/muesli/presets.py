@@ -506,6 +506,5 @@ def with_update(config: Config, name: str) -> Config:
         defaults,
         kl_samples=mine.kl_samples,
         beta_loo=mine.beta_loo,
-        policy_delay_updates=mine.policy_delay_updates,
     )
     return replace(config, update=update)

@@ -14,8 +14,6 @@ from muesli.types import Array
 
 Dtype: TypeAlias = Any
 
-# Output layers start near zero, so that the first policy is uniform and the first values are 0.
-
 
 def linear(
     inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs, scale: float = 1.0
@@ -136,7 +134,7 @@ def _head_init(scale: float) -> nnx.initializers.Initializer:
 
 
 def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
-    """A dense output layer that starts near zero."""
+    """A dense output layer that starts near zero, so that the first policy is uniform."""
     return WideLinear(
         inputs,
         outputs,

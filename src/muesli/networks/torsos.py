@@ -19,13 +19,8 @@ from muesli.networks.layers import (
     max_pool,
     rms_normalise,
 )
+from muesli.ops.standardise import as_float
 from muesli.types import Array
-
-
-def to_float(observation: Array, dtype: Dtype) -> Array:
-    """Bytes to [0, 1]; everything else as it is."""
-    scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
-    return observation.astype(dtype) * jnp.asarray(scale, dtype)
 
 
 class MlpTorso(nnx.Module):
@@ -47,7 +42,7 @@ class MlpTorso(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, observation: Array) -> Array:
-        x = to_float(observation, self.dtype).reshape(observation.shape[0], -1)
+        x = as_float(observation, self.dtype).reshape(observation.shape[0], -1)
         for layer in self.layers:
             x = jax.nn.relu(layer(x))
         return rms_normalise(x) if self.normalise else x
@@ -77,7 +72,7 @@ class SmallConvTorso(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, observation: Array) -> Array:
-        x = to_float(observation, self.dtype)
+        x = as_float(observation, self.dtype)
         for layer in self.convs:
             x = jax.nn.relu(layer(x))
         return _summarise(x, self.out, self.normalise)
@@ -119,7 +114,7 @@ class ImpalaTorso(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, observation: Array) -> Array:
-        x = to_float(observation, self.dtype)
+        x = as_float(observation, self.dtype)
         for section in self.sections:
             x = section(x)
         return _summarise(jax.nn.relu(x), self.out, self.normalise)
@@ -158,7 +153,7 @@ class MuZeroTorso(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, observation: Array) -> Array:
-        x = self.enter(to_float(observation, self.dtype))
+        x = self.enter(as_float(observation, self.dtype))
         if self.downsample:
             for block in self.narrow:
                 x = block(x)

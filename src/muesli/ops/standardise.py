@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -64,7 +66,7 @@ def standardise(statistics: Statistics | None, observation: PyTree, clip: float)
     return jax.tree.map(one, statistics.mean, statistics.variance, observation)
 
 
-def as_float(observation: Array) -> Array:
-    """Bytes to [0, 1], everything else as it is, f32: [...]."""
+def as_float(observation: Array, dtype: Any = jnp.float32) -> Array:
+    """Bytes to [0, 1], everything else as it is: [...]."""
     scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
-    return observation.astype(jnp.float32) * scale
+    return observation.astype(dtype) * jnp.asarray(scale, dtype)
