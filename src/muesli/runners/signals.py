@@ -20,13 +20,15 @@ class Signals:
     """Watches for signals while it is entered.
 
     Until ``running`` is set there is nothing to save: a signal then ends the process at once, after
-    ``leave`` has been called. A caller outside the main thread looks after signals itself.
+    ``leave`` has been called, but never while somebody holds ``undivided``. A caller outside the
+    main thread looks after signals itself.
     """
 
     def __init__(self, running: bool = True):
         self.received: int | None = None
         self.running = running
         self.leave: Callable[[], None] = lambda: None
+        self.undivided = threading.Lock()
         self._previous: dict[int, Any] = {}
         self._previous_wakeup = -1
         self._pipe: tuple[int, int] | None = None
@@ -62,6 +64,7 @@ class Signals:
     def _exit(self, number: int, why: str) -> None:
         try:
             if not self.running:
+                self.undivided.acquire()  # and keep: nothing is begun any more
                 self.leave()
             _say(f"muesli: {why}")
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -97,7 +98,7 @@ def train_many(
     parts, numbers = build(configs[0], mesh), varying(configs)
     _try_out(parts.env)
     engine = make_engine(parts, [c.seed for c in configs], numbers)
-    directories = [RunDirectory.create(p, c) for p, c in zip(run_dirs, configs, strict=True)]
+    directories: list[RunDirectory] = []
 
     def forget() -> None:
         for directory in directories:
@@ -106,19 +107,30 @@ def train_many(
     if signals is not None:
         signals.leave = forget
     try:
+        with signals.undivided if signals is not None else contextlib.nullcontext():
+            for path, config in zip(run_dirs, configs, strict=True):
+                directories.append(RunDirectory.create(path, config))
         run = _Run(parts, engine, configs, directories, callbacks, numbers)
         try:
             run.start(init_from)
         except BaseException:
             for log in run.logs:
                 log.close()
-            forget()
             raise
+    except BaseException:
+        forget()
+        _let_go(engine, directories)
+        raise
+    try:
         return run.finish(signals)
     finally:
-        engine.close()
-        for directory in directories:
-            directory.release()
+        _let_go(engine, directories)
+
+
+def _let_go(engine: Engine, directories: Sequence[RunDirectory]) -> None:
+    engine.close()
+    for directory in directories:
+        directory.release()
 
 
 def _try_out(env: JaxEnv | HostEnvs) -> None:
@@ -147,8 +159,7 @@ def resume(
         run.restore()
         return run.finish(signals)
     finally:
-        engine.close()
-        directory.release()
+        _let_go(engine, [directory])
 
 
 class _Run:
