@@ -12,9 +12,9 @@ import pytest
 
 from muesli import presets, replay
 from muesli.config import ConfigError
-from muesli.runners.engines import AnakinEngine
+from muesli.runners.engines import AnakinEngine, SebulbaEngine
 from muesli.runners.learner import make_learn
-from muesli.runners.mesh import check_divisible, choose_devices, deal, make_mesh
+from muesli.runners.mesh import check_divisible, choose_devices, deal, make_topology
 from muesli.runners.parts import build
 from muesli.runners.train import load_agent_state, resume, train
 from muesli.types import ActorState, Trajectory, Transition
@@ -33,7 +33,7 @@ def config(**batch):
 
 
 def engine(config, devices):
-    return AnakinEngine(build(config, make_mesh(jax.devices()[:devices])), [0])
+    return AnakinEngine(build(config, make_topology(jax.devices()[:devices])), [0])
 
 
 def test_every_hand_has_as_much_of_each_devices_share():
@@ -89,7 +89,7 @@ class _Watched:
 
 
 def test_each_device_replays_its_own_slots():
-    parts = build(config(batch_sequences=32), make_mesh(jax.devices()[:4]))
+    parts = build(config(batch_sequences=32), make_topology(jax.devices()[:4]))
     parts = parts._replace(agent=_Watched)
     chunk = sequences(range(16))
     one = jax.tree.map(lambda x: x[0], chunk)
@@ -137,13 +137,16 @@ def test_an_update_on_several_devices_sends_gradients_and_no_observations(core):
 )
 def test_sizes_that_cannot_be_dealt_out_are_named(devices, batch, field):
     with pytest.raises(ConfigError, match=f"^{field}: must be a multiple of"):
-        check_divisible(config(**batch), make_mesh(jax.devices()[:devices]))
+        check_divisible(config(**batch), make_topology(jax.devices()[:devices]))
 
 
 def test_devices_are_chosen_by_number():
-    assert choose_devices(None).size == 1
-    assert choose_devices("all").size == len(jax.local_devices())
-    assert list(choose_devices("3,1").devices) == [jax.local_devices()[3], jax.local_devices()[1]]
+    assert choose_devices(None).mesh.size == 1
+    assert choose_devices("all").mesh.size == len(jax.local_devices())
+    assert list(choose_devices("3,1").mesh.devices) == [
+        jax.local_devices()[3],
+        jax.local_devices()[1],
+    ]
     for text, problem in (("0,x", "numbers with commas"), ("0,99", "got 99"), ("1,1", "twice")):
         with pytest.raises(ConfigError, match=f"^devices.learners: .*{problem}"):
             choose_devices(text)
@@ -159,11 +162,52 @@ def test_a_run_is_resumed_on_another_number_of_devices(tmp_path):
             signal.raise_signal(signal.SIGTERM)
             time.sleep(0.5)  # a thread of its own hears it
 
-    result = train(config(), tmp_path / "run", [stop], mesh=make_mesh(jax.devices()[:2]))
+    result = train(config(), tmp_path / "run", [stop], topology=make_topology(jax.devices()[:2]))
     assert result.stopped_by == signal.SIGTERM
     first = load_agent_state(tmp_path / "run", build(config()))
     calls = []
-    again = resume(tmp_path / "run", [calls.append], mesh=make_mesh(jax.devices()[:4]))
+    again = resume(tmp_path / "run", [calls.append], topology=make_topology(jax.devices()[:4]))
     assert again.stopped_by is None
     assert calls[0]["updates"] > int(first.step)
     assert int(load_agent_state(tmp_path / "run", build(config())).step) == calls[-1]["updates"]
+
+
+def lockstep(devices, actors=None):
+    """A run of actor threads in lock-step, without replay, after one call."""
+    base = config(batch_sequences=8, online_sequences=8)
+    base = replace(
+        base,
+        env=replace(base.env, num_envs=16),
+        actors=replace(base.actors, runner="sebulba", lockstep=True, groups=2),
+    )
+    run = SebulbaEngine(build(base, make_topology(devices, actors)), 0)
+    try:
+        run.start(None)
+        assert {actor._device for actor in run.sebulba.actors} == set(actors or devices)
+        return run.advance().metrics[0], run.sebulba.state
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("learners", "actors"),
+    [(slice(1, 3), slice(0, 1)), pytest.param(slice(0, 2), None, marks=pytest.mark.slow)],
+    ids=["one acts and two learn", "both do both"],
+)
+def test_actor_threads_feed_several_devices_as_they_feed_one(learners, actors):
+    there = jax.devices()
+    metrics, state = lockstep(there[:1])
+    acting = None if actors is None else there[actors]
+    other_metrics, other_state = lockstep(there[learners], acting)
+    np.testing.assert_allclose(metrics["loss_total"], other_metrics["loss_total"], rtol=1e-3)
+    for x in jax.tree.leaves(other_state.agent):
+        assert x.sharding.device_set == set(there[learners])
+    for a, b in zip(
+        jax.tree.leaves(state.agent.online), jax.tree.leaves(other_state.agent.online), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4)
+
+
+def test_inside_jax_devices_cannot_only_act():
+    with pytest.raises(ConfigError, match=r"^devices.actors: catch runs inside JAX"):
+        build(config(), choose_devices("1,2", "0"))

@@ -64,7 +64,7 @@ def sebulba_ring(config, iterations):
     sebulba = Sebulba(build(config), config.seed)
     try:
         sebulba.prepare()
-        sebulba.start(jax.jit(sebulba.init)(sebulba.key))
+        sebulba.start(sebulba.fresh_state())
         for _ in range(iterations):
             sebulba.collect_iteration()
         return sebulba.state.replay
@@ -201,11 +201,11 @@ def test_what_is_saved_in_the_middle_of_an_iteration_begins_new_episodes(env_nam
     engine = make_engine(build(tiny(name, groups=2)), [0])
     try:
         engine.start(None)
-        assert any(name.startswith("group-1/") for name in engine.snapshot(0).extras)
+        assert any(name.startswith("group-1/") for name in engine.snapshot(0).own_extras)
         with pytest.raises(ActorError):
             engine.advance()
         # Group 1 has finished its chunk and group 0 has not: they cannot go on together.
-        assert not any(name.startswith("group-") for name in engine.snapshot(0).extras)
+        assert not any(name.startswith("group-") for name in engine.snapshot(0).own_extras)
     finally:
         engine.close()
 
@@ -254,13 +254,12 @@ def resumed(config, snapshot):
     """An engine that goes on from a snapshot, and what it says about that."""
     engine = make_engine(build(config), [0])
     tree = jax.tree.map(jax.numpy.array, snapshot.tree)
-
-    def load(view, place):
-        assert view.chunks == snapshot.ring.chunks
-        for start in range(view.chunks):
-            place(start, snapshot.ring.cut(start, 1))
-
-    return engine, engine.restore(tree, snapshot.extras, engine.read_ring(tree, load))
+    builder = engine.new_ring(tree)
+    assert builder.chunks == snapshot.ring.chunks
+    for start in range(builder.chunks):
+        builder.place(builder.slots, start, snapshot.ring.cut(start, 1))
+    extras = snapshot.extras | snapshot.own_extras
+    return engine, engine.restore(tree, extras, builder.finish())
 
 
 def snapshot_after_a_call(config):

@@ -2,13 +2,18 @@
 
 A checkpoint is a directory, ``step-<updates>`` or ``best-<updates>``: ``arrays.bin`` holds every
 array of the run, ``manifest.json`` says what they are. A replay ring lies in ``ring/``, shared.
+
+Of a run of several processes, each writes its part, a checkpoint of that name in a folder of its
+own, ``part-<rank>-of-<processes>``; the whole, written last, lists the parts' checksums.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -53,9 +58,11 @@ def save(
     meta: Mapping[str, Any],
     extras: Mapping[str, np.ndarray] | None = None,
     ring: Mapping[str, Any] | None = None,
+    parts: Sequence[str] = (),
 ) -> Path:
     """Writes ``directory/name``; a half-written one is never visible, and on an OSError what was
-    there before still is. extras: arrays that no template knows; ring: what ``RingFiles`` answered.
+    there before still is. extras: arrays that no template knows; ring: what ``RingFiles`` answered;
+    parts: the ``digest`` of each process's part.
     """
     final, temporary = directory / name, directory / f".{name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -67,6 +74,7 @@ def save(
                 "leaves": write_arrays(stream, _named(tree)),
                 "extras": write_arrays(stream, (extras or {}).items()),
                 "ring": ring,
+                "parts": list(parts),
             }
             _finish(stream)
         with (temporary / "manifest.json").open("wb") as stream:
@@ -175,6 +183,10 @@ def _read_leaf(
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint directory."""
+    return unseal(path, _manifest_bytes(path))
+
+
+def _manifest_bytes(path: Path) -> bytes:
     if path.is_symlink():
         raise CheckpointError(f"{path}: is a link; a checkpoint is a directory")
     try:
@@ -184,7 +196,47 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: its manifest cannot be read ({error})") from error
     if len(text) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"{path}: its manifest is too long")
-    return unseal(path, text)
+    return text
+
+
+def digest(path: Path) -> str:
+    """What tells a checkpoint from any other: the SHA-256 of its manifest, which has all others."""
+    return hashlib.sha256(_manifest_bytes(path)).hexdigest()
+
+
+def part_folder(directory: Path, rank: int, processes: int) -> Path:
+    """Where one of several processes writes its parts."""
+    return directory / f"part-{rank}-of-{processes}"
+
+
+def parts_of(path: Path, manifest: Mapping[str, Any]) -> list[Path]:
+    """The parts of a checkpoint, by rank; each is checked to be the one that belongs to it."""
+    listed = manifest.get("parts") or []
+    if not isinstance(listed, list):
+        raise CheckpointError(f"{path}: its list of parts is none")
+    paths = []
+    for rank, wanted in enumerate(listed):
+        part = part_folder(path.parent, rank, len(listed)) / path.name
+        if part.parent.is_symlink() or digest(part) != wanted:
+            raise CheckpointError(f"{part}: is not the part that {path} was saved with")
+        paths.append(part)
+    return paths
+
+
+def prune_parts(directory: Path) -> None:
+    """Removes parts of checkpoints that are no more."""
+    wanted: set[Path] = set()
+    for path in newest_first(directory):
+        with suppress(CheckpointError):
+            count = len(read_manifest(path).get("parts") or [])
+            wanted.update(part_folder(directory, k, count) / path.name for k in range(count))
+    for folder in directory.glob("part-*-of-*"):
+        if re.fullmatch(r"part-\d+-of-\d+", folder.name) and not folder.is_symlink():
+            for part in newest_first(folder):
+                if part not in wanted:
+                    shutil.rmtree(part, ignore_errors=True)
+            if not newest_first(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def verify(path: Path) -> None:
@@ -197,6 +249,8 @@ def verify(path: Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{path}: its arrays cannot be read ({error})") from error
     RingFiles(path.parent / "ring").verify(path, manifest.get("ring"))
+    for part in parts_of(path, manifest):
+        verify(part)
 
 
 def newest_first(directory: Path, prefix: str = "step") -> list[Path]:

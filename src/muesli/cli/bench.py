@@ -123,7 +123,7 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     sebulba.prepare()
     compile_seconds = time.monotonic() - compile_began
     plan = check_memory(sebulba, compiled_bytes(sebulba.learn_slice))
-    sebulba.start(jax.jit(sebulba.init)(sebulba.key))
+    sebulba.start(sebulba.fresh_state())
     for _ in range(max(2, parts.schedule.warm_up)):
         sebulba.collect_iteration()
     sebulba.train_iteration()
@@ -173,13 +173,16 @@ def _learner_alone(sebulba: Any) -> Callable[[], Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    chunk = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sebulba.example_chunk())
-    held = sebulba.state
+    from muesli.runners.mesh import spread
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sebulba.example_chunk())
+    chunk, held = spread(zeros, sebulba.topology), sebulba.state
+    lag = spread(np.zeros(1, np.float32), sebulba.topology)
 
     def learn() -> Any:
         nonlocal held
         agent, _, row = sebulba.learn_slice(
-            held.agent, held.replay, chunk, np.int32(0), sebulba.key, np.float32(0)
+            held.agent, held.replay, chunk, np.int32(0), held.key, lag
         )
         held = held._replace(agent=agent)
         return row["loss_total"]
@@ -194,12 +197,14 @@ def _acting_alone(sebulba: Any) -> Callable[[], Any]:
     import numpy as np
 
     timestep = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sebulba.example_timestep())
-    carry, slots = sebulba.functions.begin(timestep), jnp.arange(sebulba.group_size)
+    functions, slots = sebulba.functions[0], jnp.arange(sebulba.group_size)
+    carry = functions.begin(timestep)
 
     def act() -> Any:
         nonlocal carry
-        actions, carry = sebulba.functions.advance(
-            sebulba.published.acting, sebulba.key, slots, carry, timestep, np.int32(1), np.int32(1)
+        acting = sebulba.published.acting[0]
+        actions, carry = functions.advance(
+            acting, sebulba.key, slots, carry, timestep, np.int32(1), np.int32(1)
         )
         return np.asarray(actions)
 

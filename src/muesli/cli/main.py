@@ -79,11 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"muesli: unknown command '{name}'{nearest(name, list(COMMANDS))}", file=sys.stderr)
         return USAGE_ERROR
+    code = _call(name, arguments[1:])
+    if (distributed := sys.modules.get("muesli.runners.distributed")) is not None:
+        distributed.leave_if_failed(code)
+    return code
+
+
+def _call(name: str, arguments: Sequence[str]) -> int:
     from muesli.config import ConfigError
 
     module = importlib.import_module(COMMANDS[name][0])
     try:
-        return int(getattr(module, f"{name}_command")(arguments[1:]))
+        return int(getattr(module, f"{name}_command")(arguments))
     except (UsageError, ConfigError) as error:
         print(f"muesli {name}: {error}", file=sys.stderr)
         return USAGE_ERROR

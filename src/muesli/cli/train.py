@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muesli.cli.cluster import add_where, resume_locally, train_locally, where
 from muesli.cli.main import UsageError, nearest
 from muesli.config import Config, EnvConfig, validate
 
@@ -65,15 +66,8 @@ def _own_options(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--init-from", type=Path)
-    _add_devices(parser)
+    add_where(parser)
     return parser
-
-
-def _add_devices(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--devices.learners", dest="learners", metavar="0,1,…|all",
-        help="devices that learn, each with its share of environments and batch (the first alone)",
-    )  # fmt: skip
 
 
 def train_command(argv: Sequence[str]) -> int:
@@ -84,7 +78,9 @@ def train_command(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(rest):
         print(
             "usage: muesli train [PRESET] [--run-dir DIR] [--seeds N] [--init-from RUN_DIR] "
-            "[--devices.learners 0,1,...|all] [--FIELD VALUE ...]\n\nThe fields of this preset:"
+            "[--devices.learners 0,1,...|all] [--devices.actors ...] [--distributed.local N | "
+            "--distributed.coordinator HOST:PORT|auto ...] [--FIELD VALUE ...]\n\n"
+            "The fields of this preset:"
         )
     name, config = parse_config(preset, rest)
     if own.seeds < 1:
@@ -100,6 +96,9 @@ def train_command(argv: Sequence[str]) -> int:
     else:
         dirs = [own.run_dir / f"seed-{config.seed + k}" for k in range(own.seeds)]
 
+    if own.local is not None:
+        return train_locally(arguments if preset is None else [preset, *arguments], own, dirs)
+
     from muesli.runners.signals import Signals
 
     title = f"{name} on {config.env.name}"
@@ -109,44 +108,43 @@ def train_command(argv: Sequence[str]) -> int:
 
 def _train(config: Config, title: str, dirs: list[Path], own: Any, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError
-    from muesli.runners.device import prepare_device
-    from muesli.runners.mesh import choose_devices
     from muesli.runners.train import train
 
-    prepare_device()
-    mesh = choose_devices(own.learners)
-
-    def start(watch: Progress) -> Any:
-        return train(config, dirs, [watch], own.init_from, signals=signals, mesh=mesh)
+    def run(topology: Any) -> int:
+        # Names of directories hold the time, so process 0's is taken.
+        paths = [Path(path) for path in topology.peers.first([str(path) for path in dirs])]
+        with Progress(config.total_env_steps, title, topology.peers.rank == 0) as watch:
+            result = train(
+                config, paths, [watch], own.init_from, signals=signals, topology=topology
+            )
+        return _conclude(result, watch.speaks)
 
     try:
-        return _run(config, title, start)
+        return _somewhere(own, "train", config, run)
     except CheckpointError as error:
         raise UsageError(f"--init-from: {error}") from error
 
 
 def resume_command(argv: Sequence[str]) -> int:
-    """``muesli resume RUN_DIR [--devices.learners …]``."""
+    """``muesli resume RUN_DIR [--devices.… ] [--distributed.…]``."""
     parser = argparse.ArgumentParser(prog="muesli resume", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)
-    _add_devices(parser)
+    add_where(parser)
     own = parser.parse_args(list(argv))
+    if own.local is not None:
+        return resume_locally(argv, own)
 
     from muesli.runners.signals import Signals
 
     with Signals(running=False) as signals:
-        return _resume(own.run_dir, own.learners, signals)
+        return _resume(own.run_dir, own, signals)
 
 
-def _resume(run_dir: Path, learners: str | None, signals: Any) -> int:
+def _resume(run_dir: Path, own: Any, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError, newest_first, read_manifest, verify
-    from muesli.runners.device import prepare_device
-    from muesli.runners.mesh import choose_devices
     from muesli.runners.rundir import read_config
     from muesli.runners.train import resume
 
-    prepare_device()
-    mesh = choose_devices(learners)
     config = read_config(run_dir)
     with contextlib.suppress(CheckpointError, IndexError):
         newest = newest_first(run_dir / "checkpoints")[0]
@@ -154,35 +152,45 @@ def _resume(run_dir: Path, learners: str | None, signals: Any) -> int:
             verify(newest)
             print(f"{run_dir}: already complete")
             return 0
+
+    def run(topology: Any) -> int:
+        speaks = topology.peers.rank == 0
+        with Progress(config.total_env_steps, str(run_dir), speaks) as watch:
+            result = resume(run_dir, [watch], signals=signals, topology=topology)
+        return _conclude(result, speaks)
+
     try:
-        start = lambda watch: resume(run_dir, [watch], signals=signals, mesh=mesh)  # noqa: E731
-        return _run(config, str(run_dir), start)
+        return _somewhere(own, "resume", config, run)
     except CheckpointError as error:
         raise UsageError(str(error)) from error
 
 
-def _run(config: Config, title: str, run: Callable[[Progress], Any]) -> int:
-    """Runs to the end, showing progress; a failed environment is told with its traceback."""
+def _somewhere(own: Any, command: str, config: Config, run: Callable[[Any], int]) -> int:
+    """Runs on the devices and with the processes that the options name; a run that stops itself
+    says why, a failed environment with its traceback.
+    """
     from muesli.runners.faults import TrainingError
 
     try:
-        with Progress(config.total_env_steps, title) as progress:
-            result = run(progress)
+        with where(own, command, config) as topology:
+            return run(topology)
     except TrainingError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print("; ".join([f"muesli: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return STOPPED_ITSELF
-    return _conclude(result)
 
 
-def _conclude(result: Any) -> int:
+def _conclude(result: Any, speaks: bool) -> int:
     """Draws the curves, says where everything is, and picks the exit code."""
     from muesli.plots import plot_runs
 
     if result.stopped_by is not None:
-        print(f"stopped and saved; continue with: muesli resume {result.run_dirs[0]}")
+        if speaks:
+            print(f"stopped and saved; continue with: muesli resume {result.run_dirs[0]}")
         return 128 + int(result.stopped_by)
+    if not speaks:
+        return 0
     for run_dir, evaluation, recent in zip(
         result.run_dirs, result.evaluations, result.returns, strict=True
     ):
@@ -203,12 +211,14 @@ def _conclude(result: Any) -> int:
 class Progress:
     """One live line on a terminal; a line at the start and nothing more elsewhere."""
 
-    def __init__(self, total_steps: int, title: str):
-        self.total, self.title = total_steps, title
+    def __init__(self, total_steps: int, title: str, speaks: bool = True):
+        self.total, self.title, self.speaks = total_steps, title, speaks
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
+        if not self.speaks:
+            return self
         print(f"training {self.title}: {self.total:,} steps (compiling first)", flush=True)
         if sys.stdout.isatty():
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn

@@ -9,12 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from muesli.agent import Acting
@@ -39,10 +38,10 @@ class Ticket(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Parameters to act with. update: how many updates made them."""
+    """Parameters to act with, on every device that acts. update: how many updates made them."""
 
     update: int
-    acting: Acting
+    acting: Sequence[Acting]
 
 
 class Chunk(NamedTuple):
@@ -85,16 +84,20 @@ class ActorGroup:
         saved: Mapping[str, np.ndarray] | None = None,
     ):
         """saved: what ``save`` answered, to go on from; ``env_seed`` is for a group that cannot."""
-        config = parts.config
-        size = config.env.num_envs // config.actors.groups
+        config, topology = parts.config, parts.topology
         self.index, self.parts = index, parts
-        self.newest, self.chunks, self.key, self.env_seed = newest, chunks, key, env_seed
+        self.device_index = index % len(topology.actors)
+        self._device = topology.actors[self.device_index]
+        self.newest, self.chunks, self.env_seed = newest, chunks, env_seed
+        self.key = jax.device_put(key, self._device)
         self.saved = saved
         self.stopping = threading.Event()
         # Both are set before the first ticket is handed out; the functions are compiled.
         self.functions: Collector
         self.step: int
-        self.slots = range(index * size, (index + 1) * size)
+        own = topology.own_share(config.env.num_envs)
+        size = len(own) // config.actors.groups
+        self.slots = range(own.start + index * size, own.start + (index + 1) * size)
         self.tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self.waiting_since: float | None = None
         self.ready = threading.Event()
@@ -111,7 +114,8 @@ class ActorGroup:
         self._carry: Carry | None = None
         self._first: TimeStep | None = None
         self._totals, self._lengths = np.zeros(size), np.zeros(size, np.int64)
-        self._slot_array = jnp.arange(self.slots.start, self.slots.stop)
+        slots = np.arange(self.slots.start, self.slots.stop, dtype=np.int32)
+        self._slot_array = jax.device_put(slots, self._device)
         self.thread = self._thread()
 
     def _thread(self) -> threading.Thread:
@@ -242,7 +246,7 @@ class ActorGroup:
             published = ticket.published or self.newest()
             updates += published.update
             now = (np.int32(self.step), np.int32(t))
-            fixed = (published.acting, self.key, self._slot_array)
+            fixed = (published.acting[self.device_index], self.key, self._slot_array)
             if timestep is None:
                 actions, carry = self.functions.act(*fixed, carry, *now)
             else:
@@ -328,5 +332,5 @@ class ActorGroup:
             array = named.get(jax.tree_util.keystr(path))
             if array is None or (array.shape, array.dtype) != (want.shape, want.dtype):
                 raise EnvError(f"its memory has another {jax.tree_util.keystr(path)}")
-            arrays.append(jnp.asarray(array))
+            arrays.append(jax.device_put(array, self._device))
         self._carry = self.functions.go_on(*jax.tree.unflatten(structure, arrays))

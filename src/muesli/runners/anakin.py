@@ -153,7 +153,7 @@ def make_anakin(parts: Parts) -> Anakin:
             skipped = jax.lax.cond(metrics["update_skipped"] > 0, lambda: batch, lambda: skipped)
             return (agent_state, skipped), metrics
 
-        hands = deal(chunk, updates, parts.mesh.size)
+        hands = deal(chunk, updates, parts.topology.mesh.size)
         carry, metrics = jax.lax.scan(
             one_update, (state.agent, skipped), (hands, jnp.arange(updates))
         )

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from muesli.checkpoint import RingView
 from muesli.config import ConfigError
@@ -22,10 +21,10 @@ from muesli.runners.actors import Arrays, Chunk
 from muesli.runners.anakin import Anakin, FinishedEpisodes, Some, make_anakin
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.memory import check_memory, compiled_bytes
-from muesli.runners.mesh import dealt, one_copy, replicated
+from muesli.runners.mesh import EVERYWHERE, dealt, lay_out, one_copy, own_share, place, replicated
 from muesli.runners.numbers import Numbers, with_numbers
 from muesli.runners.parts import Parts
-from muesli.runners.ringview import Place, read_ring, ring_view
+from muesli.runners.ringview import RingBuilder, ring_view
 from muesli.runners.sebulba import Sebulba, SebulbaState
 from muesli.types import AgentState, PyTree, RunState
 
@@ -34,7 +33,8 @@ Stop = Callable[[], bool]
 
 # Inside JAX, a run looks for signals about this often.
 _PIECE_SECONDS = 0.5
-_PENDING = "pending/"
+PENDING = "pending/"
+"""How the names of extras begin that hold the metrics of a call under way."""
 
 
 def _never() -> bool:
@@ -53,13 +53,44 @@ class Advance(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint holds. tree: shaped like ``template()``, the ring aside; extras: arrays by
-    name, of shapes that only the run knows; ring: the replay ring, or None.
+    """What a checkpoint holds. tree: shaped like ``template()``, the ring aside; extras and
+    own_extras: arrays by name, of shapes that only the run knows; ring: the replay ring, or None.
+    Of several processes each has a ring and own_extras, and its share of what the tree deals out.
     """
 
     tree: PyTree
-    extras: dict[str, np.ndarray]
+    extras: Arrays
+    own_extras: Arrays
     ring: RingView | None
+
+    def common(self) -> PyTree:
+        """What every process has alike, with None for the rest."""
+        return _keep(self.tree, lambda name: name in EVERYWHERE)
+
+    def own(self) -> PyTree:
+        """What this process has alone, as NumPy arrays, with None for the rest."""
+        return own_share(_keep(self.tree, lambda name: name not in EVERYWHERE))
+
+
+def _keep(state: Any, wanted: Callable[[str], bool]) -> Any:
+    return state._replace(**{name: None for name in state._fields if not wanted(name)})
+
+
+def parted(template: Any, processes: int) -> tuple[Any, Any]:
+    """The shapes of ``Snapshot.common`` and of one process's ``Snapshot.own``."""
+
+    def share(x: Any) -> Any:
+        return jax.ShapeDtypeStruct((x.shape[0] // processes, *x.shape[1:]), x.dtype)
+
+    own = _keep(template, lambda name: name not in EVERYWHERE)
+    return _keep(template, lambda name: name in EVERYWHERE), jax.tree.map(share, own)
+
+
+def put_together(common: Any, own: Sequence[Any]) -> Any:
+    """A whole tree from what all processes had alike and what each had alone."""
+    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *own)
+    fields = {name: getattr(joined, name) for name in common._fields if name not in EVERYWHERE}
+    return common._replace(**fields)
 
 
 class Engine(Protocol):
@@ -70,9 +101,9 @@ class Engine(Protocol):
     it looks at ``stop`` often and leaves the call unfinished if it must; end_call() makes the next
     advance another call. agent(k) is seed k's AgentState; updates() counts those made so far;
     counters(k) are numbers of the whole run for each row.
-    snapshot(k) is what a checkpoint holds, its tree shaped like template(); read_ring(tree, load)
-    reads the ring that belongs to it; restore(tree, extras, ring) goes on from them and returns
-    remarks for the user.
+    snapshot(k) is what a checkpoint holds, its tree shaped like template(); new_ring(tree) takes
+    in the ring that belongs to it, or is None; restore(tree, extras, ring) goes on from them and
+    returns remarks for the user.
     """
 
     def start(self, parameters: AgentState | None) -> list[Episodes]: ...
@@ -83,7 +114,7 @@ class Engine(Protocol):
     def counters(self, k: int) -> dict[str, Any]: ...
     def snapshot(self, k: int) -> Snapshot: ...
     def template(self) -> PyTree: ...
-    def read_ring(self, tree: PyTree, load: Callable[[RingView, Place], None]) -> PyTree: ...
+    def new_ring(self, tree: PyTree) -> RingBuilder | None: ...
     def restore(self, tree: PyTree, extras: Arrays, ring: PyTree) -> list[str]: ...
     def close(self) -> None: ...
 
@@ -130,8 +161,11 @@ class AnakinEngine:
         # Metrics of the call under way, [iterations] (with several seeds: [seeds, iterations]).
         self._pending: Arrays = {}
         self._piece = 1
-        per_call = parts.schedule.per_call
-        cut, whole = dealt(parts.mesh, axis=int(len(seeds) > 1)), replicated(parts.mesh)
+        per_call, mesh = parts.schedule.per_call, parts.topology.mesh
+        seed_axis = int(len(seeds) > 1)
+        cut, whole = dealt(mesh, seed_axis), replicated(mesh)
+        if seed_axis and parts.topology.peers.size > 1:
+            raise ConfigError("seeds: several at once are for a run of one process")
 
         def anakin(own: Numbers) -> Anakin:
             return make_anakin(with_numbers(parts, own))
@@ -149,7 +183,7 @@ class AnakinEngine:
         warm_up = over(lambda own, state: anakin(own).warm_up(state))
         iterate = over(lambda own, state, n: anakin(own).iterate_some(state, n, per_call))
         state = jax.eval_shape(init, own_numbers, self._seeds())
-        self._layout = self._lay_out(state, cut, whole)
+        self._layout = lay_out(state, mesh, seed_axis)
         brought = Some(whole, whole, whole, cut)  # type: ignore[arg-type]
         self._init = compiled(init, self._layout, donate=False)
         self._warm_up = compiled(warm_up, (self._layout, whole))
@@ -159,25 +193,16 @@ class AnakinEngine:
         seeds = np.asarray(self.seeds, np.uint32)
         return seeds if len(seeds) > 1 else seeds[0]
 
-    def _lay_out(self, state: RunState, cut: NamedSharding, whole: NamedSharding) -> RunState:
-        """Where each part of the state lies: the agent everywhere, environments dealt out."""
-        everywhere = {"agent", "key", "iteration"}
-        places = {
-            name: jax.tree.map(lambda _, name=name: whole if name in everywhere else cut, part)
-            for name, part in state._asdict().items()
-        }
-        return RunState(**places)
-
     def start(self, parameters: AgentState | None) -> list[Episodes]:
         self.state: RunState = self._init(self._seeds())
         if parameters is not None:
-            place = lambda s: with_parameters(s, parameters)  # noqa: E731
+            begin = lambda s: with_parameters(s, parameters)  # noqa: E731
             agent = (
-                jax.vmap(place)(self.state.agent)
+                jax.vmap(begin)(self.state.agent)
                 if len(self.seeds) > 1
-                else place(self.state.agent)
+                else begin(self.state.agent)
             )
-            self.state = jax.device_put(self.state._replace(agent=agent), self._layout)
+            self.state = place(self.state._replace(agent=agent), self._layout)
         episodes: list[Episodes] = [[] for _ in self.seeds]
         for _ in range(self.parts.schedule.warm_up):
             self.state, finished = self._warm_up(self.state)
@@ -189,7 +214,9 @@ class AnakinEngine:
         episodes: list[Episodes] = [[] for _ in self.seeds]
         per_call, before = self.parts.schedule.per_call, self.iterations
         while (left := per_call - self._done()) > 0 and not stop():
-            n, began = min(self._piece, left), time.monotonic()
+            # Process 0 says how many, since clocks differ.
+            n = min(self.parts.topology.peers.first(self._piece), left)
+            began = time.monotonic()
             self.state, some = self._iterate(self.state, n)
             fetched = jax.device_get(some._replace(skipped=None))
             seconds = time.monotonic() - began
@@ -229,7 +256,8 @@ class AnakinEngine:
         limit = self.parts.config.optimiser.max_skipped_updates
         if (in_a_row >= limit).any():
             k = int(np.argmax(in_a_row >= limit))
-            raise NotFiniteError(limit, self.updates(), lambda: self._one(skipped, k), k)
+            batch = lambda: own_share(self._one(skipped, k))  # noqa: E731
+            raise NotFiniteError(limit, self.updates(), batch, k)
 
     def end_call(self) -> None:
         self._pending = {}
@@ -278,20 +306,21 @@ class AnakinEngine:
             replay = None
         ring = None if replay is None else ring_view(replay, k if several else None)
         state = self.state._replace(replay=None if replay is None else replay.written)
-        pending = {_PENDING + n: x[k] if several else x for n, x in self._pending.items()}
-        return Snapshot(self._one(state, k), pending, ring)
+        pending = {PENDING + n: x[k] if several else x for n, x in self._pending.items()}
+        return Snapshot(self._one(state, k), pending, {}, ring)
 
     def template(self) -> RunState:
         return without_ring(jax.eval_shape(self._init, self._seeds()))
 
-    def read_ring(self, tree: RunState, load: Callable[[RingView, Place], None]) -> PyTree:
+    def new_ring(self, tree: RunState) -> RingBuilder | None:
         if tree.replay is None:
             return None
-        empty = jax.jit(lambda seed: self._init(seed).replay)(self._seeds())
-        return read_ring(empty, tree.replay, load)
+        like = jax.eval_shape(self._init, self._seeds()).replay
+        return RingBuilder(like, tree.replay, self.parts.topology)
 
     def restore(self, tree: RunState, extras: Arrays, ring: PyTree) -> list[str]:
-        self.state = jax.device_put(tree._replace(replay=ring), self._layout)
+        layout = self._layout._replace(replay=None)
+        self.state = place(tree._replace(replay=None), layout)._replace(replay=ring)
         self.iterations = int(tree.iteration)
         self._pending = pending_in(extras)
         return []
@@ -318,14 +347,15 @@ class SebulbaEngine:
     ) -> None:
         self.sebulba.prepare(env_seed, saved)
         plan = check_memory(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
-        if jax.default_backend() != "cpu":
+        if jax.default_backend() != "cpu" and self.parts.topology.peers.rank == 0:
             print(plan.describe(), flush=True)  # noqa: T201
 
     def start(self, parameters: AgentState | None) -> list[Episodes]:
         self._prepare()
-        state = jax.jit(self.sebulba.init)(self.sebulba.key)
+        state = self.sebulba.fresh_state()
         if parameters is not None:
             state = state._replace(agent=with_parameters(state.agent, parameters))
+            state = place(state, self.sebulba.layout)
         self.sebulba.start(state)
         return [self._fill()]
 
@@ -333,7 +363,15 @@ class SebulbaEngine:
         chunks: list[Chunk] = []
         for _ in range(self.parts.schedule.warm_up):
             chunks += self.sebulba.collect_iteration()
-        return [row for chunk in chunks for row in chunk.episodes]
+        return self._episodes(chunks)
+
+    def _episodes(self, chunks: Sequence[Chunk]) -> Episodes:
+        """Those of every process, in the order in which they ended."""
+        own = [row for chunk in chunks for row in chunk.episodes]
+        everyone = self.parts.topology.peers.gather(own)
+        if len(everyone) == 1:
+            return own
+        return sorted((row for rows in everyone for row in rows), key=lambda row: row["env_steps"])
 
     def advance(self, stop: Stop = _never) -> Advance:
         chunks, waited = list[Chunk](), 0.0
@@ -350,7 +388,7 @@ class SebulbaEngine:
             }
             chunks += taken
             waited += seconds
-        episodes = [[e for chunk in chunks for e in chunk.episodes]]
+        episodes = [self._episodes(chunks)]
         iterations = len(chunks) // self.sebulba.groups
         if self._done() < per_call:
             return Advance(None, episodes, iterations)
@@ -370,52 +408,61 @@ class SebulbaEngine:
         self._pending = {}
 
     def agent(self, k: int) -> AgentState:
-        return self.sebulba.state.agent
+        return one_copy(self.sebulba.state.agent)
 
     def updates(self) -> int:
         return self.sebulba.published.update
 
     def counters(self, k: int) -> dict[str, Any]:
         skipped = int(self.sebulba.state.agent.faults.skipped)
-        return {"updates_skipped": skipped, "env_restarts": self.sebulba.restarts}
+        restarts = self.parts.topology.peers.gather(self.sebulba.restarts)
+        return {"updates_skipped": skipped, "env_restarts": sum(restarts)}
 
     def snapshot(self, k: int) -> Snapshot:
         state, config = self.sebulba.state, self.parts.config
-        extras = {_PENDING + name: x for name, x in self._pending.items()}
-        extras["restarts"] = np.array(self.sebulba.restarts, np.int64)
+        pending = {PENDING + name: x for name, x in self._pending.items()}
+        devices = len(self.parts.topology.own)
+        own = {
+            "restarts": np.array(self.sebulba.restarts, np.int64),
+            "dealt_to": np.array(devices, np.int64),
+        }
         replay = state.replay if config.log.save_replay else None
         whole = config.log.save_replay or state.replay is None
         if config.actors.lockstep and whole and self.sebulba.between_iterations:
             groups = [actor.save() for actor in self.sebulba.actors]
             for index, group in enumerate(groups):
-                extras |= {f"group-{index}/{name}": x for name, x in (group or {}).items()}
+                own |= {f"group-{index}/{name}": x for name, x in (group or {}).items()}
         ring = None if replay is None else ring_view(replay)
-        return Snapshot(
-            state._replace(replay=None if replay is None else replay.written), extras, ring
-        )
+        tree = state._replace(replay=None if replay is None else replay.written)
+        return Snapshot(tree, pending, own, ring)
 
     def template(self) -> SebulbaState:
-        state = without_ring(jax.eval_shape(self.sebulba.init, self.sebulba.key))
+        state = without_ring(self.sebulba.state_shapes())
         return state if self.parts.config.log.save_replay else state._replace(replay=None)
 
-    def _empty_ring(self) -> PyTree:
-        return jax.jit(lambda key: self.sebulba.init(key).replay)(self.sebulba.key)
-
-    def read_ring(self, tree: SebulbaState, load: Callable[[RingView, Place], None]) -> PyTree:
-        return None if tree.replay is None else read_ring(self._empty_ring(), tree.replay, load)
+    def new_ring(self, tree: SebulbaState) -> RingBuilder | None:
+        if tree.replay is None:
+            return None
+        return RingBuilder(self.sebulba.state_shapes().replay, tree.replay, self.parts.topology)
 
     def restore(self, tree: SebulbaState, extras: Arrays, ring: PyTree) -> list[str]:
-        groups = []
+        groups: list[Arrays | None] = []
+        # On another number of devices an environment has another slot of the ring.
+        same_slots = int(extras.get("dealt_to", 0)) == len(self.parts.topology.own)
         for index in range(self.sebulba.groups):
             start = f"group-{index}/"
             own = {n[len(start) :]: x for n, x in extras.items() if n.startswith(start)}
-            groups.append(own or None)
+            groups.append(own if own and same_slots else None)
         # For groups that begin anew: other episodes than those the run began with.
         step = int(tree.agent.step)
         self._prepare(int(slot_seeds(range(step, step + 1), self.seed)[0]), groups)
         self._pending, self.sebulba.restarts = pending_in(extras), int(extras.get("restarts", 0))
-        fills = ring is None and jax.eval_shape(self._empty_ring) is not None
-        self.sebulba.start(tree._replace(replay=self._empty_ring() if fills else ring), True)
+        fills = ring is None and self.sebulba.state_shapes().replay is not None
+        if fills:
+            ring = self.sebulba.fresh_state().replay
+        layout = self.sebulba.layout._replace(replay=None)
+        state = place(tree._replace(replay=None), layout)._replace(replay=ring)
+        self.sebulba.start(state, True)
         remarks = []
         if not all(groups):
             remarks.append("episodes under way were not saved and begin anew")
@@ -441,5 +488,5 @@ def without_ring(state: Any) -> Any:
 
 def pending_in(extras: Arrays) -> Arrays:
     """The metrics of a call that a checkpoint was saved in the middle of."""
-    start = len(_PENDING)
-    return {name[start:]: x for name, x in extras.items() if name.startswith(_PENDING)}
+    start = len(PENDING)
+    return {name[start:]: x for name, x in extras.items() if name.startswith(PENDING)}

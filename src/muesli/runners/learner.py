@@ -21,13 +21,13 @@ Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], Learnt]
 
 
 def make_learn(parts: Parts) -> Learn:
-    """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag); it also
-    answers with the batch it trained on, [B, T + 1].
+    """learn(AgentState, Replay or None, fresh sequences [B', T + 1], run key, policy lag, one or
+    one for each device); it also answers with the batch it trained on, [B, T + 1].
 
     Slots of the ring and sequences are dealt to the devices of the mesh. Each device replays from
     its own slots only, so no observation ever travels.
     """
-    agent, config, mesh = parts.agent, parts.config, parts.mesh
+    agent, config, mesh = parts.agent, parts.config, parts.topology.mesh
     batch, stack = config.batch, config.env.frame_stack
     updates_per_chunk = config.env.num_envs // batch.online_sequences
     replayed_each = (batch.batch_sequences - batch.online_sequences) // mesh.size
@@ -55,7 +55,7 @@ def make_learn(parts: Parts) -> Learn:
         if batch.symmetries:
             sequences = turn(sequences, parts.spec, jax.random.fold_in(sample_key, 1))
         state, update_metrics = agent.update(agent.observe(state, fresh), sequences, update_key)
-        metrics["policy_lag_updates"] = jnp.asarray(lag, jnp.float32)
+        metrics["policy_lag_updates"] = jnp.mean(jnp.asarray(lag, jnp.float32))
         return state, metrics | update_metrics, sequences
 
     return learn

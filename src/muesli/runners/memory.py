@@ -54,7 +54,7 @@ def _is_key(x: jax.ShapeDtypeStruct) -> bool:
 
 def device_limit() -> int | None:
     """Bytes the first device may use; on a CPU, the machine's memory."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -69,12 +69,12 @@ def check_memory(sebulba: Sebulba, update: int = 0) -> MemoryPlan:
     update: bytes of an update's intermediate results, or 0 before they are known.
     """
     config = sebulba.config
-    state = jax.eval_shape(sebulba.init, sebulba.key)
+    state, devices = sebulba.state_shapes(), sebulba.topology.mesh.size
     chunk = tree_bytes(sebulba.example_chunk())
     # Each group builds one chunk while others of its own wait or are trained on.
     waiting = 1 if config.actors.lockstep else 1 + config.actors.queue_chunks
     plan = MemoryPlan(
-        replay=tree_bytes(state.replay),
+        replay=tree_bytes(state.replay) // devices,
         chunks=chunk * sebulba.groups * (1 + waiting),
         agent=tree_bytes(state.agent) + tree_bytes(state.agent.prior),
         update=update,
@@ -95,7 +95,7 @@ def check_memory(sebulba: Sebulba, update: int = 0) -> MemoryPlan:
         raise ConfigError(
             f"batch.replay_capacity_steps: {batch.replay_capacity_steps:,} steps take "
             f"{plan.replay / GIB:.1f} GiB of the {plan.limit / GIB:.1f} that "
-            f"{jax.devices()[0].device_kind} has; at most {fits:,} fit"
+            f"{jax.local_devices()[0].device_kind} has; at most {fits:,} fit"
         )
     return plan
 

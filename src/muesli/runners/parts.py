@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from jax.sharding import Mesh
-
 from muesli.agent import Agent, make_agent
 from muesli.config import Config, ConfigError, validate
 from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
-from muesli.runners.mesh import check_divisible, make_mesh
+from muesli.runners.mesh import Topology, check_divisible, make_topology
 from muesli.runners.symmetry import check_board
 from muesli.types import EnvSpec
 
@@ -49,7 +47,7 @@ class Schedule:
 
 class Parts(NamedTuple):
     """Everything a run is made of. spec: of what the network sees, frame stacks included;
-    sebulba: which runner it is for; mesh: the devices that learn.
+    sebulba: which runner it is for; topology: the devices it runs on.
     """
 
     config: Config
@@ -59,7 +57,7 @@ class Parts(NamedTuple):
     agent: Agent
     schedule: Schedule
     sebulba: bool
-    mesh: Mesh
+    topology: Topology
 
     @property
     def frames_per_step(self) -> int:
@@ -91,14 +89,14 @@ def make_schedule(config: Config) -> Schedule:
     )
 
 
-def build(config: Config, mesh: Mesh | None = None) -> Parts:
+def build(config: Config, topology: Topology | None = None) -> Parts:
     """Builds a run; raises a ConfigError naming the field that does not fit the environment.
 
-    mesh: the devices that learn; by default one.
+    topology: the devices it runs on; by default one.
     """
     validate(config)
-    mesh = mesh or make_mesh()
-    check_divisible(config, mesh)
+    topology = topology or make_topology()
+    check_divisible(config, topology)
     env = make_env(config.env.name, config.env)
     spec, stack = env.spec, config.env.frame_stack
     if stack > 1:
@@ -107,16 +105,15 @@ def build(config: Config, mesh: Mesh | None = None) -> Parts:
         if isinstance(env, JaxEnv):
             env = stack_frames(env, stack)
     sebulba = isinstance(env, HostEnvs) or config.actors.runner == "sebulba"
-    if sebulba and mesh.size > 1:
+    if not sebulba and topology.actors != tuple(topology.own):
         raise ConfigError(
-            f"devices.learners: {config.env.name} runs outside JAX, which this version does on one "
-            f"device only, got {mesh.size}"
+            f"devices.actors: {config.env.name} runs inside JAX and acts where it learns"
         )
     _fit(config, env, spec)
     schedule = make_schedule(config)
     network = NETWORKS[config.network.maker](spec, config.network)
     agent = make_agent(spec, network, config, schedule.total_updates)
-    return Parts(config, env, spec, network, agent, schedule, sebulba, mesh)
+    return Parts(config, env, spec, network, agent, schedule, sebulba, topology)
 
 
 def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:

@@ -1,8 +1,10 @@
-"""The replay ring as a checkpoint sees it: cut into pieces of whole chunks, and put together."""
+"""The replay ring as a checkpoint sees it: cut into pieces of whole chunks, and put together.
+
+A process saves and reads the slots that lie with its own devices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,41 +14,87 @@ import numpy as np
 
 from muesli.checkpoint import RingView
 from muesli.replay import Replay
+from muesli.runners.mesh import Topology, dealt, shares
 from muesli.types import Array, PyTree
-
-Place = Callable[[int, list[np.ndarray]], None]
 
 
 def ring_view(replay: Replay, seed: int | None = None) -> RingView:
-    """A ring on the device; with ``seed``, that entry of a leading axis of seeds."""
+    """This process's slots of a ring; with ``seed``, of that entry of a leading axis of seeds."""
+    slot_axis = 0 if seed is None else 1
     arrays = jax.tree.leaves((replay.records, replay.starts))
-    axis = 1 if seed is None else 2
-    chunks = replay.starts.last_reward.shape[axis]
-    shapes = []
-    for x in arrays:
-        shape = list(x.shape[axis - 1 :])
-        shape[1] //= chunks
-        shapes.append((tuple(shape), np.dtype(x.dtype)))
+    # One list of arrays for each device.
+    held = list(zip(*(shares(x, slot_axis) for x in arrays), strict=True))
+    chunks = replay.starts.last_reward.shape[slot_axis + 1]
 
     def cut(start: int, size: int) -> list[np.ndarray]:
-        return jax.device_get(_cut(arrays, seed, start, size, chunks))
+        pieces = [jax.device_get(_cut(list(own), seed, start, size, chunks)) for own in held]
+        return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
-    written = np.asarray(replay.written if seed is None else replay.written[seed])
-    return RingView(chunks, written, cut, shapes)
+    written = np.concatenate(jax.device_get(shares(replay.written, slot_axis)), axis=slot_axis)
+    written = written if seed is None else written[seed]
+    shapes = [x.shape[slot_axis:] for x in arrays]
+    return RingView(chunks, written, cut, _chunk_shapes(arrays, shapes, len(written), chunks))
 
 
-def read_ring(empty: Replay, written: Array, load: Callable[[RingView, Place], None]) -> Replay:
-    """The ring that ``load(view, place)`` puts into an empty one, piece by piece."""
-    held = (empty.records, empty.starts)
-    structure = jax.tree.structure(held)
-    view = ring_view(empty)._replace(written=np.asarray(written))
+def _chunk_shapes(arrays: Any, shapes: Any, slots: int, chunks: int) -> Any:
+    """(shape, dtype) of one chunk of ``slots`` slots, of each array."""
+    return [
+        ((slots, shape[1] // chunks, *shape[2:]), np.dtype(x.dtype))
+        for x, shape in zip(arrays, shapes, strict=True)
+    ]
 
-    def place(start: int, arrays: list[np.ndarray]) -> None:
-        nonlocal held
-        held = _place(held, jax.tree.unflatten(structure, arrays), start, view.chunks)
 
-    load(view, place)
-    return Replay(*held, jnp.asarray(written))
+class RingBuilder:
+    """A ring that is read piece by piece into the memory of this process's devices."""
+
+    def __init__(self, like: Replay, written: Array, topology: Topology):
+        """like: the whole ring's shapes; written: [slots]."""
+        self._written, self._topology = np.asarray(written), topology
+        held = (like.records, like.starts)
+        self._shapes, self._structure = jax.tree.leaves(held), jax.tree.structure(held)
+        self.chunks = like.starts.last_reward.shape[1]
+        self.slots = topology.own_share(len(self._written))
+        each = len(self.slots) // len(topology.own)
+        self._firsts = [self.slots.start + k * each for k in range(len(topology.own))]
+        self._each = each
+        self._held = [
+            [jnp.zeros((each, *x.shape[1:]), x.dtype, device=device) for x in self._shapes]
+            for device in topology.own
+        ]
+
+    def view(self, slots: range) -> RingView:
+        """The layout of what was saved of ``slots``."""
+
+        def cut(start: int, size: int) -> list[np.ndarray]:
+            raise NotImplementedError
+
+        shapes = _chunk_shapes(
+            self._shapes, [x.shape for x in self._shapes], len(slots), self.chunks
+        )
+        return RingView(self.chunks, self._written[slots.start : slots.stop], cut, shapes)
+
+    def place(self, slots: range, start: int, arrays: list[np.ndarray]) -> None:
+        """Takes in chunks from ``start`` on of ``slots``, as far as they lie here."""
+        for k, first in enumerate(self._firsts):
+            begin, end = max(first, slots.start), min(first + self._each, slots.stop)
+            if begin < end:
+                mine = [x[begin - slots.start : end - slots.start] for x in arrays]
+                self._held[k] = _place(self._held[k], mine, begin - first, start, self.chunks)
+
+    def finish(self) -> Replay:
+        """The ring, dealt to the devices of all processes."""
+        sharding = dealt(self._topology.mesh)
+        whole = [
+            jax.make_array_from_single_device_arrays(
+                shape.shape, sharding, [held[k] for held in self._held]
+            )
+            for k, shape in enumerate(self._shapes)
+        ]
+        records, starts = jax.tree.unflatten(self._structure, whole)
+        written = jax.make_array_from_callback(
+            self._written.shape, sharding, lambda index: self._written[index]
+        )
+        return Replay(records, starts, written)
 
 
 @partial(jax.jit, static_argnames=("size", "chunks"))
@@ -66,10 +114,10 @@ def _cut(arrays: list[Array], seed: Any, start: Any, size: int, chunks: int) -> 
 
 
 @partial(jax.jit, static_argnames="chunks", donate_argnums=0)
-def _place(held: PyTree, pieces: PyTree, start: Any, chunks: int) -> PyTree:
+def _place(held: PyTree, pieces: PyTree, slot: Any, start: Any, chunks: int) -> PyTree:
     def one(x: Array, piece: Array) -> Array:
         where = [0] * x.ndim
-        where[1] = start * (x.shape[1] // chunks)
+        where[0], where[1] = slot, start * (x.shape[1] // chunks)
         return jax.lax.dynamic_update_slice(x, piece, where)
 
     return jax.tree.map(one, held, pieces)

@@ -22,8 +22,8 @@ from muesli.config import Config, ConfigError, validate
 class RunDirectory:
     """A run directory that this process holds; a second process is refused."""
 
-    def __init__(self, path: Path, lock: int):
-        """Use ``create`` or ``open``."""
+    def __init__(self, path: Path, lock: int | None):
+        """Use ``create``, ``open`` or ``visit``."""
         self.path, self._lock = path, lock
         self.checkpoints = path / "checkpoints"
 
@@ -52,14 +52,27 @@ class RunDirectory:
         """An existing run directory."""
         return cls(path, _acquire(path))
 
+    @classmethod
+    def visit(cls, path: Path) -> RunDirectory:
+        """The directory of a run whose process 0 holds it."""
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"run_dir: {path} is not there for this process; all processes of a run need one "
+                "directory that they share"
+            )
+        return cls(path, None)
+
     def forget(self) -> None:
         """Leaves no trace of a run that ended before it had anything to keep."""
+        if self._lock is None:
+            return
         for name in ("config.json", "run.json", "metrics.jsonl", "episodes.jsonl"):
             (self.path / name).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Lets another process have it."""
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _acquire(path: Path) -> int:

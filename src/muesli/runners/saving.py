@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from muesli import checkpoint
-from muesli.checkpoint import Loaded, RingFiles
+from muesli.checkpoint import CheckpointError, Loaded, RingFiles
 from muesli.config import Config, ConfigError
-from muesli.runners.engines import Engine, Snapshot
+from muesli.runners.engines import PENDING, Engine, Snapshot, parted, put_together
+from muesli.runners.faults import TrainingError
+from muesli.runners.peers import ALONE, Peers
 from muesli.runners.rundir import config_from_json
 from muesli.types import AgentState, PyTree
+
+T = TypeVar("T")
 
 # Fields that a run may go on with changed: none of them is part of what it computes.
 _MAY_CHANGE = frozenset(
@@ -35,27 +42,68 @@ _MAY_CHANGE = frozenset(
 
 
 class Saver:
-    """The checkpoints of one run directory."""
+    """The checkpoints of one run directory; of several processes, each has one."""
 
-    def __init__(self, folder: Path, config: Config):
-        self.folder, self.config = folder, config
-        self._ring = RingFiles(folder / "ring")
+    def __init__(self, folder: Path, config: Config, peers: Peers = ALONE):
+        self.folder, self.config, self.peers = folder, config, peers
+        alone = peers.size == 1
+        self._own = folder if alone else checkpoint.part_folder(folder, peers.rank, peers.size)
+        self._ring = RingFiles(self._own / "ring")
 
     def save(self, snapshot: Snapshot, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint and removes what is not kept; an OSError leaves all as it was."""
-        try:
+        """Writes a checkpoint and removes what is not kept; an OSError leaves all as it was.
+
+        All processes save together, and where one cannot, none has.
+        """
+        name = f"step-{int(np.asarray(snapshot.tree.agent.step))}"
+        about = {**meta, "config": dataclasses.asdict(self.config)}
+        ring: dict[str, Any] | None = None
+
+        def own_part() -> tuple[str, str]:
+            nonlocal ring
             ring = None if snapshot.ring is None else self._ring.save(snapshot.ring)
-            name = f"step-{int(np.asarray(snapshot.tree.agent.step))}"
-            about = {**meta, "config": dataclasses.asdict(self.config)}
-            checkpoint.save(self.folder, name, snapshot.tree, about, snapshot.extras, ring)
+            if self.peers.size == 1:
+                extras = snapshot.extras | snapshot.own_extras
+                checkpoint.save(self._own, name, snapshot.tree, about, extras, ring)
+                return "", ""
+            own = snapshot.own()
+            path = checkpoint.save(self._own, name, own, {}, snapshot.own_extras, ring)
+            return checkpoint.digest(path), fingerprint(snapshot.common())
+
+        def whole(parts: Sequence[str]) -> None:
+            if self.peers.size > 1:
+                tree, extras = snapshot.common(), snapshot.extras
+                checkpoint.save(self.folder, name, tree, about, extras, parts=parts)
+            checkpoint.prune(self.folder, self.config.log.keep_checkpoints)
+            checkpoint.prune_parts(self.folder)
+
+        try:
+            parts, agents = zip(*self._together(own_part), strict=True)
+            if len(set(agents)) > 1:
+                raise TrainingError("the processes do not hold the same parameters any more")
+            self._together(lambda: whole(parts) if self.peers.rank == 0 else None)
         except OSError:
             with suppress(OSError):
-                self._ring.keep_only(checkpoint.listed_segments(self.folder))
+                self._ring.keep_only(checkpoint.listed_segments(self._own))
             raise
         if snapshot.ring is not None:
             self._ring.commit(ring, snapshot.ring.written)
-        checkpoint.prune(self.folder, self.config.log.keep_checkpoints)
-        self._ring.keep_only(checkpoint.listed_segments(self.folder))
+        self._ring.keep_only(checkpoint.listed_segments(self._own))
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """What every process answers; an OSError of one is an OSError of all."""
+        answer, failure = None, None
+        try:
+            answer = work()
+        except OSError as error:
+            if self.peers.size == 1:
+                raise
+            failure = f"process {self.peers.rank}: {error}"
+        answers = self.peers.gather([answer, failure])
+        for _, problem in answers:
+            if problem is not None:
+                raise OSError(problem)
+        return [value for value, _ in answers]
 
     def save_best(self, agent: AgentState, meta: Mapping[str, Any]) -> None:
         """Keeps the agent that evaluated best."""
@@ -69,20 +117,65 @@ class Saver:
         checkpoint.save(self.folder, name, _light(agent), meta)
 
     def restore(self, engine: Engine, say: Callable[[str], None]) -> tuple[Loaded, PyTree]:
-        """The newest good checkpoint and its ring; what is skipped is told to ``say``."""
-        checkpoint.sweep(self.folder)
+        """The newest good checkpoint and its ring; what is skipped is told to ``say``.
+
+        All processes take the same one: one that is bad for one of them is skipped by all. It may
+        have been saved by another number of processes.
+        """
+        if self.peers.rank == 0:
+            checkpoint.sweep(self.folder)
+        if self.peers.size > 1:
+            checkpoint.sweep(self._own)
+            self.peers.gather(None)
         template = engine.template()
 
         def attempt(path: Path) -> tuple[Loaded, PyTree]:
-            self._compare(path, checkpoint.read_manifest(path)["meta"], say)
-            loaded = checkpoint.load(path, template)
-            ring = engine.read_ring(
-                loaded.tree,
-                lambda view, place: self._ring.load(path, loaded.ring, view, place),
-            )
-            return loaded, ring
+            loaded, problem = None, None
+            try:
+                loaded = self._load(path, template, engine, say)
+            except CheckpointError as error:
+                problem = str(error)
+            problem = self.peers.any(problem)
+            if loaded is None or problem is not None:
+                raise CheckpointError(problem)
+            return loaded
 
         return checkpoint.first_good(self.folder, attempt, say)
+
+    def _load(
+        self, path: Path, template: PyTree, engine: Engine, say: Callable[[str], None]
+    ) -> tuple[Loaded, PyTree]:
+        manifest = checkpoint.read_manifest(path)
+        self._compare(path, manifest["meta"], say)
+        parts = checkpoint.parts_of(path, manifest)
+        if parts:
+            common, own = parted(template, len(parts))
+            loaded = checkpoint.load(path, common)
+            pieces = [checkpoint.load(part, own) for part in parts]
+            tree = put_together(loaded.tree, [piece.tree for piece in pieces])
+            # What a process alone had means nothing to another number of them.
+            alike = len(parts) == self.peers.size
+            extras = loaded.extras | (pieces[self.peers.rank].extras if alike else {})
+            loaded = loaded._replace(tree=tree, extras=extras)
+        else:
+            loaded = checkpoint.load(path, template)
+            parts, pieces = [path], [loaded]
+            if self.peers.size > 1:
+                extras = {n: x for n, x in loaded.extras.items() if n.startswith(PENDING)}
+                loaded = loaded._replace(extras=extras)
+        builder = engine.new_ring(loaded.tree)
+        if builder is None:
+            return loaded, None
+        each = len(loaded.tree.replay) // len(parts)
+        for k, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+            slots = range(k * each, (k + 1) * each)
+            if slots.start < builder.slots.stop and builder.slots.start < slots.stop:
+                # Its files are gone on with only where they hold what this process will save.
+                same = slots == builder.slots
+                files = self._ring if same else RingFiles(part.parent / "ring")
+                place = partial(builder.place, slots)
+                files.load(part, piece.ring, builder.view(slots), place)
+        return loaded, builder.finish()
 
     def _compare(self, path: Path, meta: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Refuses to go on with another configuration than the checkpoint's."""
@@ -97,6 +190,14 @@ class Saver:
             )
         if changed:
             say(f"configuration changed since {path}: {tell(changed)}")
+
+
+def fingerprint(tree: PyTree) -> str:
+    """The SHA-256 of a tree's numbers, which processes that agree have alike."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        found.update(np.ascontiguousarray(checkpoint.to_numpy(leaf)).tobytes())
+    return found.hexdigest()
 
 
 def _light(agent: AgentState) -> AgentState:

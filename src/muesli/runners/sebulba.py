@@ -8,6 +8,10 @@ ones.
 
 A device runs one program at a time, in the order of arrival. So the learner hands it one update at
 a time, and the actions that were asked for in the meantime are computed before the next.
+
+With several devices, groups act in turn on those that act, and each of their chunks is dealt to
+those that learn. With several processes, each has its own groups and brings its share of every
+batch; all make the same updates.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
 
 from muesli import keys
 from muesli import replay as ring
@@ -29,6 +35,7 @@ from muesli.runners.collector import Collector, make_collector
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.host import host_envs
 from muesli.runners.learner import init_ring, make_learn
+from muesli.runners.mesh import AXIS, dealt, lay_out, one_copy, own_share, replicated, spread
 from muesli.runners.parts import Parts
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, TimeStep, Trajectory
 
@@ -51,22 +58,38 @@ class Sebulba:
 
     def __init__(self, parts: Parts, seed: int):
         """Compiles nothing yet and starts no thread: see ``prepare``."""
-        self.parts, self.config = parts, parts.config
-        actors, envs = self.config.actors, self.config.env
-        self.groups, self.group_size = actors.groups, envs.num_envs // actors.groups
-        self.key = jax.random.key(seed)
+        self.parts, self.config, self.topology = parts, parts.config, parts.topology
+        actors, envs, peers = self.config.actors, self.config.env, parts.topology.peers
+        mesh, stack = parts.topology.mesh, envs.frame_stack
+        self.groups = actors.groups
+        self.group_size = envs.num_envs // (peers.size * actors.groups)
+        # Of a chunk, what each device that learns has of it, and takes from it for one update.
+        self._share = self.group_size // len(self.topology.own)
+        self._hand = self.config.batch.online_sequences // mesh.size
+        self.seed, self.key = seed, jax.random.key(seed)
         self.collector = make_collector(parts, self.group_size)
         self._learn = make_learn(parts)
-        self._write = jax.jit(
-            lambda replay, chunk, slot: ring.write(replay, chunk, envs.frame_stack, slot),
-            donate_argnums=0,
+
+        def store(replay: PyTree, chunk: Trajectory, slot: Array, anew: Array) -> PyTree:
+            """On each device, its share of a chunk; ``anew`` where it continues none before."""
+            slots = jnp.arange(replay.written.shape[0])
+            here = (slots >= slot[0]) & (slots < slot[0] + self._share)
+            return ring.write(ring.truncate(replay, here & anew[0]), chunk, stack, slot[0])
+
+        self._store_all = jax.jit(
+            jax.shard_map(store, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS)), donate_argnums=0
         )
-        slots = jnp.arange(envs.num_envs)
-        self._truncate = jax.jit(
-            lambda replay, slot: ring.truncate(
-                replay, (slots >= slot) & (slots < slot + self.group_size)
+        self._take_hand = jax.shard_map(
+            lambda chunk, index: jax.tree.map(
+                lambda x: jax.lax.dynamic_slice_in_dim(x, index * self._hand, self._hand), chunk
             ),
-            donate_argnums=0,
+            mesh=mesh,
+            in_specs=(P(AXIS), P()),
+            out_specs=P(AXIS),
+        )
+        self.layout = lay_out(self.state_shapes(), mesh)
+        self._fresh = jax.jit(
+            lambda seed: self.init(jax.random.key(seed)), out_shardings=self.layout
         )
         self.restarts = 0
         # In lock-step every group then waits for leave to collect its next chunk.
@@ -109,6 +132,14 @@ class Sebulba:
             jnp.zeros((), jnp.int32),
         )
 
+    def state_shapes(self) -> SebulbaState:
+        """The shapes of a run's state."""
+        return jax.eval_shape(self.init, self.key)
+
+    def fresh_state(self) -> SebulbaState:
+        """A fresh run's state, on the devices that learn."""
+        return self._fresh(np.uint32(self.seed))
+
     def _learn_slice(
         self,
         agent: AgentState,
@@ -119,21 +150,30 @@ class Sebulba:
         lag: Array,
     ) -> tuple[AgentState, Acting, Metrics]:
         """One update on slice ``index`` of a chunk; also the parameters to act with from now on."""
-        size = self.config.batch.online_sequences
-        fresh = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), chunk)
+        fresh = self._take_hand(chunk, index)
         agent, metrics, _ = self._learn(agent, replay, fresh, key, lag)
         return agent, self.parts.agent.acting(agent), metrics
 
-    def _batch_of_last_update(self, chunk: PyTree, index: int) -> Trajectory:
-        """The sequences that the newest update, on a slice of ``chunk``, was to learn from."""
-        agent = self.state.agent._replace(step=self.state.agent.step - 1)
-        size = self.config.batch.online_sequences
+    def _batch_of_last_update(self, chunk: PyTree, index: int) -> PyTree:
+        """The sequences that the newest update, on a slice of ``chunk``, was to learn from; of
+        several processes, those of this one.
+        """
 
-        def assemble(agent: AgentState, replay: PyTree, fresh: Trajectory) -> Trajectory:
-            return self._learn(agent, replay, fresh, self.key, jnp.zeros(()))[2]
+        def assemble(
+            agent: AgentState, replay: PyTree, chunk: Trajectory, key: PRNGKey
+        ) -> Trajectory:
+            agent = agent._replace(step=agent.step - 1)
+            fresh = self._take_hand(chunk, jnp.int32(index))
+            return self._learn(agent, replay, fresh, key, jnp.zeros(()))[2]
 
-        fresh = jax.tree.map(lambda x: x[index * size : (index + 1) * size], chunk)
-        return jax.jit(assemble)(agent, self.state.replay, fresh)
+        state = self.state
+        assembled = jax.jit(assemble, out_shardings=dealt(self.topology.mesh))
+        return own_share(assembled(state.agent, state.replay, chunk, state.key))
+
+    def _for_each_device(self, value: Any, dtype: Any) -> Array:
+        """A number of this process's, one for each of its devices that learn."""
+        own = np.full(len(self.topology.own), value, dtype)
+        return spread(own, self.topology)
 
     # --- starting and stopping ---
 
@@ -154,35 +194,71 @@ class Sebulba:
         ]
         for actor in self.actors:
             actor.thread.start()
-        state = jax.eval_shape(self.init, self.key)
-        acting = jax.eval_shape(self.parts.agent.acting, state.agent)
-        chunk, timestep, now = self.example_chunk(), self.example_timestep(), np.int32(0)
+        self._compile_learner()
+        # On each device that acts.
+        self.functions = [self._compile_collector(device) for device in self.topology.actors]
+
+    def _compile_learner(self) -> None:
+        mesh, state = self.topology.mesh, self.state_shapes()
+
+        def lying(shapes: PyTree, layout: PyTree) -> PyTree:
+            return jax.tree.map(
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout
+            )
+
+        cut, whole = dealt(mesh), replicated(mesh)
+        processes = self.topology.peers.size
+        chunk = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (x.shape[0] * processes, *x.shape[1:]), x.dtype, sharding=cut
+            ),
+            self.example_chunk(),
+        )
+        laid = lying(state, self.layout)
+        lag = jax.ShapeDtypeStruct((mesh.size,), jnp.float32, sharding=cut)
         self.learn_slice = (
-            jax.jit(self._learn_slice, donate_argnums=0)
-            .lower(state.agent, state.replay, chunk, now, self.key, np.float32(0))
+            jax.jit(self._learn_slice, donate_argnums=0, out_shardings=whole)
+            .lower(laid.agent, laid.replay, chunk, np.int32(0), laid.key, lag)
             .compile()
         )
-        carry = jax.eval_shape(self.collector.begin, timestep)
-        fixed = (acting, self.key, jax.ShapeDtypeStruct((self.group_size,), jnp.int32), carry)
+
+    def _compile_collector(self, device: jax.Device) -> Collector:
+        there = SingleDeviceSharding(device)
+
+        def lying(shapes: PyTree) -> PyTree:
+            return jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), shapes
+            )
+
+        timestep, now = lying(self.example_timestep()), np.int32(0)
+        acting = jax.eval_shape(self.parts.agent.acting, self.state_shapes().agent)
+        carry = lying(jax.eval_shape(self.collector.begin, timestep))
+        slots = jax.ShapeDtypeStruct((self.group_size,), jnp.int32, sharding=there)
+        fixed = (lying(acting), lying(jax.eval_shape(lambda: self.key)), slots, carry)
         act = jax.jit(self.collector.act, donate_argnums=3)
         advance = jax.jit(self.collector.advance, donate_argnums=3)
         finish = jax.jit(self.collector.finish, donate_argnums=0)
-        self.functions = Collector(
+        self._between_chunks = (carry.memory, carry.seen)
+        return Collector(
             jax.jit(self.collector.begin).lower(timestep).compile(),
             act.lower(*fixed, now, now).compile(),
             advance.lower(*fixed, timestep, now, now).compile(),
             finish.lower(carry, timestep).compile(),
             jax.jit(self.collector.go_on).lower(carry.memory, carry.seen).compile(),
         )
-        self._between_chunks = (carry.memory, carry.seen)
+
+    def _publish(self, update: int, acting: Acting) -> None:
+        """Parameters to act with, on every device that acts."""
+        held = [one_copy(acting, device) for device in self.topology.actors]
+        self.published = Published(update, held)
 
     def start(self, state: SebulbaState, resumed: bool = False) -> None:
         """Lets the actors begin; the ring may be empty. resumed: some go on from what was saved."""
         self.state = state
         acting = jax.jit(self.parts.agent.acting)(state.agent)
-        self.published = Published(int(state.agent.step), acting)
+        self._publish(int(state.agent.step), acting)
         for actor in self.actors:
-            actor.functions = self.functions
+            actor.functions = self.functions[actor.device_index]
             actor.step = int(state.iteration) * self.config.batch.sequence_length
             if resumed:
                 while not actor.ready.wait(0.1):
@@ -224,7 +300,8 @@ class Sebulba:
 
         Returns the metrics of every update, the chunks, and the seconds spent waiting for actors.
         """
-        metrics, chunks, waited = [], [], 0.0
+        metrics: list[Metrics] = []
+        chunks, waited = [], 0.0
         iteration = self._iteration()
         while True:
             began = time.monotonic()
@@ -254,38 +331,38 @@ class Sebulba:
         yield from sorted((self._take() for _ in self.actors), key=lambda chunk: chunk.group)
 
     def _train_on(self, chunk: Chunk) -> list[Metrics]:
-        self._store(chunk)
+        trajectory = self._store(chunk)
         metrics = []
-        for index in range(self.group_size // self.config.batch.online_sequences):
+        for index in range(self._share // self._hand):
             state, update = self.state, self.published.update
-            lag = np.float32(update - chunk.update)
+            lag = self._for_each_device(update - chunk.update, np.float32)
             agent, acting, row = self.learn_slice(
-                state.agent, state.replay, chunk.trajectory, np.int32(index), self.key, lag
+                state.agent, state.replay, trajectory, np.int32(index), state.key, lag
             )
             self.state = state._replace(agent=agent)
-            self.published = Published(update + 1, acting)
+            self._publish(update + 1, acting)
             # One update at a time: what actors ask for now is computed before the next one.
             jax.block_until_ready(row["loss_total"])
             metrics.append(row)
             if float(row["update_skipped"]):
-                self._look_for_the_end(chunk, index)
+                self._look_for_the_end(trajectory, index)
         return metrics
 
-    def _look_for_the_end(self, chunk: Chunk, index: int) -> None:
+    def _look_for_the_end(self, trajectory: Trajectory, index: int) -> None:
         limit = self.config.optimiser.max_skipped_updates
         if int(self.state.agent.faults.in_a_row) >= limit:
-            batch = lambda: self._batch_of_last_update(chunk.trajectory, index)  # noqa: E731
+            batch = lambda: self._batch_of_last_update(trajectory, index)  # noqa: E731
             raise NotFiniteError(limit, self.published.update, batch)
 
-    def _store(self, chunk: Chunk) -> None:
+    def _store(self, chunk: Chunk) -> Trajectory:
+        """Deals a chunk to the devices that learn and writes it to their rings."""
+        trajectory = spread(chunk.trajectory, self.topology)
         if self.state.replay is not None:
-            slot = np.int32(chunk.group * self.group_size)
-            if chunk.anew:
-                replay = self._truncate(self.state.replay, slot)
-                self.state = self.state._replace(replay=replay)
-            self.state = self.state._replace(
-                replay=self._write(self.state.replay, chunk.trajectory, slot)
-            )
+            slot = self._for_each_device(chunk.group * self._share, np.int32)
+            anew = self._for_each_device(chunk.anew, np.bool_)
+            replay = self._store_all(self.state.replay, trajectory, slot, anew)
+            self.state = self.state._replace(replay=replay)
+        return trajectory
 
     def _release(self, chunk: Chunk) -> None:
         if not self.config.actors.lockstep:

@@ -7,12 +7,12 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from muesli import checkpoint, keys
 from muesli.agent import make_act
@@ -25,6 +25,7 @@ from muesli.runners.evaluate import Evaluation, make_evaluate
 from muesli.runners.export import exported_agent
 from muesli.runners.faults import ActorError, NotFiniteError, TrainingError, dump
 from muesli.runners.host import evaluate_on_host
+from muesli.runners.mesh import Topology
 from muesli.runners.numbers import Numbers, families, varying, with_numbers
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
@@ -63,7 +64,7 @@ def train(
     init_from: str | Path | None = None,
     env: Callable[[], Any] | None = None,
     signals: Signals | None = None,
-    mesh: Mesh | None = None,
+    topology: Topology | None = None,
 ) -> Result:
     """Trains ``config`` in a fresh ``run_dir``. With several directories, one seed in each.
 
@@ -73,13 +74,13 @@ def train(
     The seeds are ``config.seed``, ``config.seed + 1``, … and train together, as one program.
     Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
     SIGTERM are looked after while it trains; with ``signals``, which the caller has entered, also
-    while it starts. ``mesh`` holds the devices that learn; by default one.
+    while it starts. ``topology`` says on which devices and with which processes (on one).
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
     if env is not None:
         ENVS[config.env.name] = env
-    return train_many(configs, paths, callbacks, init_from, signals, mesh)
+    return train_many(configs, paths, callbacks, init_from, signals, topology)
 
 
 def train_many(
@@ -88,14 +89,14 @@ def train_many(
     callbacks: Sequence[Callback] = (),
     init_from: str | Path | None = None,
     signals: Signals | None = None,
-    mesh: Mesh | None = None,
+    topology: Topology | None = None,
 ) -> Result:
     """Trains runs that differ in their seeds and numbers only (see ``numbers``), as one program."""
     if len(families(configs)) != 1:
         raise ConfigError("configs: only seeds and traceable numbers may differ within a program")
     for config in configs[1:]:
         validate(config)
-    parts, numbers = build(configs[0], mesh), varying(configs)
+    parts, numbers = build(configs[0], topology), varying(configs)
     _try_out(parts.env)
     engine = make_engine(parts, [c.seed for c in configs], numbers)
     directories: list[RunDirectory] = []
@@ -109,7 +110,7 @@ def train_many(
     try:
         with signals.undivided if signals is not None else contextlib.nullcontext():
             for path, config in zip(run_dirs, configs, strict=True):
-                directories.append(RunDirectory.create(path, config))
+                directories.append(_directory(path, parts, config))
         run = _Run(parts, engine, configs, directories, callbacks, numbers)
         try:
             run.start(init_from)
@@ -125,6 +126,16 @@ def train_many(
         return run.finish(signals)
     finally:
         _let_go(engine, directories)
+
+
+def _directory(path: Path, parts: Parts, config: Config | None = None) -> RunDirectory:
+    """The run's directory: a new one for ``config``, or one that is there. Process 0 holds it."""
+    peers = parts.topology.peers
+    directory = None
+    if peers.rank == 0:
+        directory = RunDirectory.create(path, config) if config else RunDirectory.open(path)
+    peers.gather(None)
+    return directory or RunDirectory.visit(path)
 
 
 def _let_go(engine: Engine, directories: Sequence[RunDirectory]) -> None:
@@ -146,14 +157,14 @@ def resume(
     run_dir: str | Path,
     callbacks: Sequence[Callback] = (),
     signals: Signals | None = None,
-    mesh: Mesh | None = None,
+    topology: Topology | None = None,
 ) -> Result:
     """Continues a run from its newest good checkpoint. A finished run is left as it is."""
     path = Path(run_dir)
     config = read_config(path)
-    parts = build(config, mesh)
+    parts = build(config, topology)
     engine = make_engine(parts, [config.seed])
-    directory = RunDirectory.open(path)
+    directory = _directory(path, parts)
     try:
         run = _Run(parts, engine, [config], [directory], callbacks)
         run.restore()
@@ -175,7 +186,9 @@ class _Run:
         numbers: Numbers | None = None,
     ):
         self.parts, self.engine, self.directories = parts, engine, directories
-        self.callbacks = callbacks
+        self.peers = parts.topology.peers
+        # Process 0 writes the logs and shows how it goes.
+        self.callbacks = callbacks if self.peers.rank == 0 else ()
         self.seeds = len(directories)
         self.calls_done = 0
         self.best = [-np.inf] * self.seeds
@@ -184,9 +197,11 @@ class _Run:
         self.logs: list[RunLog] = []
         self.stopped_by: int | None = None
         self.savers = [
-            Saver(d.checkpoints, config) for d, config in zip(directories, configs, strict=True)
+            Saver(d.checkpoints, config, self.peers)
+            for d, config in zip(directories, configs, strict=True)
         ]
         self._unsaved = False
+        self._interrupted: Stop = lambda: False
         self._evaluate = _evaluator(parts, numbers or {})
 
     # --- starting ----------------------------------------------------------------------------
@@ -196,13 +211,13 @@ class _Run:
         parameters = None
         if init_from is not None:
             parameters = load_agent_state(Path(init_from), self.parts)
-        self.logs = [RunLog(d.path) for d in self.directories]
+        self.logs = [RunLog(d.path) for d in self.directories] if self.peers.rank == 0 else []
         self._record_episodes(self.engine.start(parameters))
 
     def restore(self) -> None:
         """The newest good checkpoint of the (one) run directory."""
         directory = self.directories[0]
-        say = lambda line: print(line, flush=True)  # noqa: E731, T201
+        say = partial(print, flush=True) if self.peers.rank == 0 else lambda line: None
         loaded, ring = self.savers[0].restore(self.engine, say)
         meta = loaded.meta
         for remark in self.engine.restore(loaded.tree, loaded.extras, ring):
@@ -211,7 +226,8 @@ class _Run:
         self.best = [float(meta["best"])]
         self.recent = [[(float(r), int(n)) for r, n in meta["recent"]]]
         self.evaluations = [dict(meta["evaluation"])]
-        self.logs = [RunLog(directory.path, meta["position"])]
+        if self.peers.rank == 0:
+            self.logs = [RunLog(directory.path, meta["position"])]
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -225,7 +241,7 @@ class _Run:
                 signals.running = True
                 self._finish(signals)
         except ActorError as error:
-            if self.parts.sebulba:
+            if self.parts.sebulba and self.peers.size == 1:
                 # The learner is as good as it was: what it has learnt is kept.
                 self._save_at_last()
                 error.add_note("what was learnt until then is saved")
@@ -247,7 +263,15 @@ class _Run:
 
     def _finish(self, signals: Signals) -> None:
         schedule = self.parts.schedule
-        stop = lambda: signals.received is not None  # noqa: E731
+        stopped_by: int | None = None
+
+        def stop() -> bool:
+            """Whether any process has been asked to stop; all ask at the same places."""
+            nonlocal stopped_by
+            stopped_by = stopped_by or self.peers.any(signals.received)
+            return stopped_by is not None
+
+        self._interrupted = lambda: signals.received is not None
         while self.calls_done < schedule.calls and not stop():
             if not self._one_call(stop):
                 break
@@ -256,7 +280,7 @@ class _Run:
             elif self.calls_done % schedule.checkpoint_every == 0 or self._unsaved:
                 self._try_to_save()
         if self.calls_done < schedule.calls:
-            self.stopped_by = signals.received
+            self.stopped_by = stopped_by
             self._save_at_last()
 
     def _one_call(self, stop: Stop) -> bool:
@@ -272,7 +296,7 @@ class _Run:
         steps = schedule.env_steps(number)
         due = number % schedule.eval_every == 0 or number == schedule.calls
         due = due and self.parts.config.log.eval_episodes > 0
-        evaluations = self._evaluate_now(number, stop) if due else []
+        evaluations = self._evaluate_now(number) if due else []
         if evaluations is None:
             return False
         self.engine.end_call()
@@ -284,7 +308,8 @@ class _Run:
             row["elapsed_seconds"] = elapsed
             if evaluations:
                 row |= {f"eval_{name}": value for name, value in evaluations[k].items()}
-            self.logs[k].write(row)
+            for log in self.logs[k : k + 1]:
+                log.write(row)
             if k == 0:
                 for callback in self.callbacks:
                     callback(row)
@@ -306,21 +331,28 @@ class _Run:
 
     def _record_episodes(self, episodes: list[Episodes]) -> None:
         for k, rows in enumerate(episodes):
-            self.logs[k].episodes.write(rows)
+            for log in self.logs[k : k + 1]:
+                log.episodes.write(rows)
             newest = [(row["return"], row["length"]) for row in rows]
             self.recent[k] = (self.recent[k] + newest)[-_WINDOW:]
 
-    def _evaluate_now(self, number: int, stop: Stop) -> list[dict[str, Any]] | None:
+    def _evaluate_now(self, number: int) -> list[dict[str, Any]] | None:
         """Evaluates every seed; the best result so far is saved as the best agent. None if it was
-        to stop in the middle.
+        to stop in the middle. Process 0 does it while the others wait.
         """
+        found = self._evaluate_here(number) if self.peers.rank == 0 else None
+        found, self.best = self.peers.first((found, self.best))
+        if found is not None:
+            self.evaluations = found
+        return found
+
+    def _evaluate_here(self, number: int) -> list[dict[str, Any]] | None:
         found = []
         for k in range(self.seeds):
-            evaluation = self._evaluate(self.engine.agent(k), number, k, stop)
+            evaluation = self._evaluate(self.engine.agent(k), number, k, self._interrupted)
             if evaluation is None:
                 return None
             found.append(summarise(*evaluation))
-        self.evaluations = found
         for k, summary in enumerate(found):
             if summary["return_mean"] > self.best[k]:
                 meta = {"evaluation": summary, "calls_done": number}
@@ -329,7 +361,7 @@ class _Run:
                     self.best[k] = summary["return_mean"]
                 except OSError as error:
                     self._tell(k, error)
-        return self.evaluations
+        return found
 
     def _try_to_save(self) -> bool:
         """Saves every seed, or says why not and leaves it to a later call."""
@@ -352,6 +384,8 @@ class _Run:
         raise TrainingError("the last checkpoint could not be written; those before it are intact")
 
     def _tell(self, k: int, error: OSError) -> None:
+        if self.peers.rank > 0:
+            return
         newest = checkpoint.newest_first(self.directories[k].checkpoints)
         kept = f"{newest[0].name} is intact" if newest else "there is none yet"
         print(  # noqa: T201
@@ -368,7 +402,7 @@ class _Run:
             "best": self.best[k],
             "recent": self.recent[k],
             "evaluation": self.evaluations[k],
-            "position": self.logs[k].position(),
+            "position": self._position(k),
         }
         snapshot = self.engine.snapshot(k)
         self.savers[k].save(snapshot, meta)
@@ -376,7 +410,20 @@ class _Run:
         ending = meta["complete"] or self.stopped_by is not None
         if keep_every and (ending or self.calls_done % keep_every == 0):
             steps = {"env_steps": self.parts.schedule.env_steps(self.calls_done)}
-            self.savers[k].save_for_good(snapshot.tree.agent, steps)
+            if self.peers.rank == 0:
+                self.savers[k].save_for_good(snapshot.tree.agent, steps)
+
+    def _position(self, k: int) -> dict[str, int]:
+        """Where process 0's logs stand; an OSError of all where they lag behind."""
+        position, problem = {}, None
+        try:
+            position = self.logs[k].position() if self.peers.rank == 0 else {}
+        except OSError as error:
+            problem = str(error)
+        position, problem = self.peers.first((position, problem))
+        if problem is not None:
+            raise OSError(problem)
+        return position
 
 
 def _evaluator(
