@@ -1,9 +1,11 @@
 """Runs of several real processes: they learn what one learns, and lose each other with grace."""
 
 import json
+import os
 import shutil
 import signal
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,3 +146,27 @@ def test_sizes_that_cannot_be_dealt_to_all_processes_are_named(launcher, tmp_pat
     for process in start(launcher, 2, *argv):
         assert process.wait() in (2, LOST)
         assert "env.num_envs: must be a multiple of 2" in process.text()
+
+
+def children(pid):
+    """Processes that a process has started, oldest first."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="NEEDS /proc to find children")
+def test_processes_that_are_looked_after_learn_catch_though_one_is_killed(launcher, tmp_path):
+    run_dir = tmp_path / "run"
+    argv = "--env.num-envs 64 --batch.online-sequences 64 --batch.batch-sequences 128".split()
+    argv += "--batch.sequence-length 10 --optimiser.learning-rate 0.01".split()
+    argv += "--total-env-steps 100000 --log.eval-every-steps 0 --log.log-every-steps 10000".split()
+    argv += ["--log.checkpoint-every-steps", "10000", "--run-dir", run_dir]
+    process = launcher.start("train", "catch", *argv, "--distributed.local", 2)
+    until(lambda: len(checkpoints(run_dir)) > 1, process)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
+    assert process.wait() == 0, process.text()
+    assert "process 1 (" in process.text() and "is gone" in process.text()
+    assert "all are started again (1 of 3)" in process.text()
+    last = timeless(run_dir)[-1]
+    assert last["eval_episodes"] == 100 and last["eval_return_mean"] > 0.9
+    assert rows(run_dir) == 10
