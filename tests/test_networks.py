@@ -285,6 +285,26 @@ def test_a_wide_layer_in_float32_is_a_dense_layer():
     np.testing.assert_array_equal(wide(x), plain(x))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_row_looked_up_is_the_answer_to_a_one_hot_vector(dtype):
+    wide = WideLinear(100, 8, dtype=dtype, rngs=nnx.Rngs(0))
+    wide.bias[...] = jax.random.normal(jax.random.key(1), (8,))
+    index = jnp.array([[3, 99], [0, 3]])
+    state = nnx.state(wide, nnx.Param)
+
+    def answer(params, looked_up):
+        layer = nnx.merge(nnx.graphdef(wide), params)
+        return layer.look_up(index) if looked_up else layer(jax.nn.one_hot(index, 100))
+
+    np.testing.assert_array_equal(answer(state, True), answer(state, False))
+    slopes = [
+        jax.grad(lambda p, x=x: jnp.sum(jnp.square(answer(p, x))))(state) for x in (True, False)
+    ]
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.02
+    for a, b in zip(*map(jax.tree.leaves, slopes), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-6)
+
+
 def test_gates_are_summed_in_float32():
     lstm = Lstm(6, 5, jnp.bfloat16, nnx.Rngs(0))
     for product in lstm.from_input(jnp.full((2, 6), 0.3)), lstm.from_hidden(jnp.full((2, 5), 0.7)):

@@ -554,7 +554,8 @@ def estimate(
     """Returns, baselines and candidates of a batch, each sequence with its own key: [B]."""
     records = batch.transitions
     behaviour = _with_bootstrap(records.behaviour, prior.policy)
-    taken = _with_bootstrap(records.action, prior.policy.mode())
+    newest = jax.tree.map(lambda x: x[:, -1:], prior.policy)
+    taken = _with_bootstrap(records.action, newest.mode())
     mixed = prior.policy
     if config.update.prior_mixing:
         mixed = mix_prior(

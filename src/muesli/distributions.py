@@ -7,6 +7,7 @@ other record. Every method works on the trailing axis and keeps all leading ones
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import TypeAlias
 
@@ -20,8 +21,9 @@ from muesli.types import Array, PRNGKey
 LOG_ZERO = -1e30
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
-# With more actions than this, a sample costs one random number instead of one for each action.
-_MANY_ACTIONS = 64
+# With more actions than this, one is not found by working through all of them: a sample costs one
+# random number instead of one for each action, and the model looks an action up.
+MANY_ACTIONS = 64
 # An action of the squashed Normal is kept this far from ±1, where atanh would be infinite.
 _SQUASH_MARGIN = 1e-6
 
@@ -68,20 +70,25 @@ class Categorical:
     def sample(self, key: PRNGKey, shape: tuple[int, ...] = ()) -> Array:
         """Independent samples, [*shape, ...] i32."""
         full = shape + self.logits.shape[:-1]
-        if self.num_actions > _MANY_ACTIONS:
+        if self.num_actions > MANY_ACTIONS:
             return self._sample_many(key, full)
         return jax.random.categorical(key, self.logits.astype(jnp.float32), shape=full)
 
     def _sample_many(self, key: PRNGKey, full: tuple[int, ...]) -> Array:
-        """By the inverse of the cumulated probabilities: one random number a sample, not A."""
+        """By the inverse of the cumulated probabilities: one random number a sample, not A.
+
+        First a row of about √A actions by the rows' sums, then an action in it: nothing but those
+        sums is taken over all actions.
+        """
         probs = self.probs().reshape(-1, self.num_actions)
-        cumulated = jnp.cumsum(probs, axis=-1)
-        points = jax.random.uniform(key, full).reshape(-1, probs.shape[0]).T * cumulated[:, -1:]
-        find = jax.vmap(lambda edges, x: jnp.searchsorted(edges, x, side="right"))
-        # Rounding may put a point at the very end, beyond the last action that is possible.
-        last = self.num_actions - 1 - jnp.argmax(probs[:, ::-1] > 0.0, axis=-1)
-        found = jnp.minimum(find(cumulated, points), last[:, None])
-        return found.T.reshape(full).astype(jnp.int32)
+        columns = math.isqrt(self.num_actions - 1) + 1
+        probs = jnp.pad(probs, ((0, 0), (0, -self.num_actions % columns)))
+        rows = probs.reshape(probs.shape[0], -1, columns)
+        sums = jnp.sum(rows, axis=-1)[:, None]
+        points = jax.random.uniform(key, full).reshape(-1, probs.shape[0]).T
+        row, points = _invert(sums, points * jnp.sum(sums, axis=-1))
+        column, _ = _invert(jnp.take_along_axis(rows, row[..., None], axis=1), points)
+        return (row * columns + column).T.reshape(full).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
         """log π(action), [...]. action: [...] integer; leading axes broadcast."""
@@ -90,20 +97,25 @@ class Categorical:
                 f"Categorical.log_prob: action must be an integer array, "
                 f"got {jnp.result_type(action)}"
             )
-        log_probs = self.log_probs()
-        shape = jnp.broadcast_shapes(jnp.shape(action), log_probs.shape[:-1])
-        log_probs = jnp.broadcast_to(log_probs, shape + log_probs.shape[-1:])
+        # Of the others only their sum is wanted: log_probs() would write one number for each.
+        logits = self.logits.astype(jnp.float32)
+        top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+        log_sum = jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+        shape = jnp.broadcast_shapes(jnp.shape(action), top.shape)
         index = jnp.broadcast_to(action, shape)[..., None]
-        return jnp.take_along_axis(log_probs, index, axis=-1)[..., 0]
+        logits = jnp.broadcast_to(logits, shape + logits.shape[-1:])
+        chosen = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
+        return jnp.maximum(chosen - top - log_sum, LOG_ZERO)
 
     def entropy(self) -> Array:
         """H[π], [...]."""
-        return -jnp.sum(self.probs() * self.log_probs(), axis=-1)
+        log_probs = self.log_probs()
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     def kl(self, other: Categorical) -> Array:
         """KL(self, other), [...]."""
-        difference = self.log_probs() - other.log_probs()
-        return jnp.sum(self.probs() * difference, axis=-1)
+        log_probs = self.log_probs()
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - other.log_probs()), axis=-1)
 
     def mode(self) -> Array:
         """The most probable action, [...] i32."""
@@ -188,6 +200,20 @@ class DiagonalNormal:
 Policy: TypeAlias = Categorical | DiagonalNormal
 
 
+def _invert(masses: Array, points: Array) -> tuple[Array, Array]:
+    """Where each point lies among the cumulated masses, and how far into that mass: [..., S].
+
+    masses: [..., S or 1, N]; points: [..., S], from 0 to their sum. Never a mass of 0, even where
+    rounding puts a point at the very end.
+    """
+    cumulated = jnp.cumsum(masses, axis=-1)
+    last = masses.shape[-1] - 1 - jnp.argmax(masses[..., ::-1] > 0.0, axis=-1)
+    index = jnp.minimum(jnp.sum(cumulated <= points[..., None], axis=-1), last)
+    edges = jnp.concatenate([jnp.zeros_like(cumulated[..., :1]), cumulated], axis=-1)
+    edges = jnp.broadcast_to(edges, (*index.shape, edges.shape[-1]))
+    return index, points - jnp.take_along_axis(edges, index[..., None], axis=-1)[..., 0]
+
+
 def _log_tanh_slope(raw: Array) -> Array:
     """log(1 − tanh²(raw)), without cancellation for large |raw|."""
     return 2.0 * (jnp.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
@@ -195,14 +221,16 @@ def _log_tanh_slope(raw: Array) -> Array:
 
 def uniform_like(policy: Categorical) -> Categorical:
     """The uniform policy over the actions to which ``policy`` gives any probability."""
-    possible = policy.log_probs() > 0.5 * LOG_ZERO
-    return Categorical.masked(jnp.zeros_like(policy.logits), possible)
+    logits = policy.logits.astype(jnp.float32)
+    possible = logits - jnp.max(logits, axis=-1, keepdims=True) > 0.5 * LOG_ZERO
+    count = jnp.sum(possible, axis=-1, keepdims=True, dtype=jnp.float32)
+    return Categorical(jnp.where(possible, -jnp.log(count), LOG_ZERO))
 
 
 def mixture(policies: tuple[Categorical, ...], weights: tuple[float | Array, ...]) -> Categorical:
     """Σ_i weights[i]·policies[i] as one Categorical. weights: non-negative, summing to one."""
     if len(policies) != len(weights):
         raise ValueError(f"mixture: {len(policies)} policies but {len(weights)} weights")
-    log_terms = [p.log_probs() + jnp.log(w) for p, w in zip(policies, weights, strict=True)]
-    log_mixture = jax.nn.logsumexp(jnp.stack(log_terms), axis=0)
-    return Categorical(jnp.maximum(log_mixture, LOG_ZERO))
+    probs = sum(p.probs() * w for p, w in zip(policies, weights, strict=True))
+    possible = probs > 0.0
+    return Categorical(jnp.where(possible, jnp.log(jnp.where(possible, probs, 1.0)), LOG_ZERO))

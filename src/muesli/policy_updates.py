@@ -125,8 +125,10 @@ def muesli(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     gradient = policy_gradient(inputs, config.beta_loo)
     target = cmpo_target(inputs, config)
     regulariser = distillation(inputs.policy, target)
-    bonus = config.entropy_weight * inputs.policy.entropy()
-    loss = gradient + config.cmpo_weight * regulariser - bonus
+    loss = gradient + config.cmpo_weight * regulariser
+    if config.entropy_weight:
+        # Not multiplied by 0: among ten thousand actions its gradient would still cost.
+        loss = loss - config.entropy_weight * inputs.policy.entropy()
     return PolicyOutput(loss, target, {"loss_pg": gradient, "loss_cmpo": regulariser})
 
 

@@ -447,11 +447,11 @@ def _continuous(base: Config) -> Config:
 
 
 def pendulum() -> Config:
-    """Pendulum-v1, swung up and held: a minute or two on two cores."""
+    """Pendulum-v1, swung up and held: half a minute on two cores."""
     base = gym("gym:Pendulum-v1", discrete=False)
     return replace(
         base,
-        total_env_steps=80_000,
+        total_env_steps=20_000,
         network=replace(
             base.network,
             torso_channels=(64,),
@@ -461,11 +461,16 @@ def pendulum() -> Config:
             value_max=30.0,
             reward_bins=61,
             reward_max=30.0,
+            value_head_scale=1.0,
         ),
-        # With 0.95 some starts are never swung up.
+        # With 0.95 some starts are never swung up; with 0.99 learning takes longer.
         agent=replace(base.agent, discount=0.97),
-        # Without it, one run in which the entropy fell early had not learnt by 25,000 steps.
+        # Without it, one seed of three ended at −219 ± 70: policies narrow early.
         update=replace(base.update, entropy_weight=0.01),
+        # Returns are around -130 at first: values have a long way to go from 0, and until they are
+        # there, what one action does is lost in their error.
+        optimiser=OptimiserConfig(learning_rate=6e-3),
+        log=replace(base.log, log_every_steps=2_000, eval_every_steps=5_000),
     )
 
 

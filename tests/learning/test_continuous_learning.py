@@ -42,10 +42,15 @@ def test_a_continuous_bandit_is_solved(tmp_path):
     assert evaluation["return_mean"] > 0.8
 
 
-@pytest.mark.learn
 def test_pendulum_is_swung_up_and_held(tmp_path):
+    # A random player scores −1,200, a perfect one about −150; six seeds ended at −178 to −200.
     base = presets.pendulum()
-    config = replace(base, log=replace(base.log, eval_every_steps=0, checkpoint_every_steps=0))
+    config = replace(
+        base,
+        # In lock-step, so that the outcome does not depend on how threads are scheduled.
+        actors=replace(base.actors, lockstep=True),
+        log=replace(base.log, eval_every_steps=0, checkpoint_every_steps=0),
+    )
     evaluation = run(config, tmp_path / "run").evaluations[0]
     assert evaluation["episodes"] == 20
     assert evaluation["return_mean"] > -250.0

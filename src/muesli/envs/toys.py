@@ -49,15 +49,15 @@ def catch(rows: int = 10, columns: int = 5) -> JaxEnv:
     return JaxEnv(spec, reset, step, render_planes)
 
 
-def catch_pixels(size: int = 96) -> JaxEnv:
+def catch_pixels(size: int = 96, num_actions: int = 18) -> JaxEnv:
     """Catch as a picture: ball and paddle are dots of 2×2 pixels on a fixed, colourful background.
 
-    As on a screen of Atari, two pictures hardly differ; eighteen actions move the paddle by their
-    remainder modulo 3.
+    As on a screen of Atari, two pictures hardly differ, and there are 18 actions; they move the
+    paddle by their remainder modulo 3.
     """
     board = catch()
     rows, columns = board.spec.observation_shape[:2]
-    spec = EnvSpec((size, size, 3), np.dtype(np.uint8), 18)
+    spec = EnvSpec((size, size, 3), np.dtype(np.uint8), num_actions)
     tiles = np.random.default_rng(0).integers(0, 160, (8, 8, 3))
     place = np.arange(size) * 8 // size
     background = jnp.asarray(tiles[place][:, place], jnp.uint8)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from muesli.config import NetworkConfig
+from muesli.distributions import MANY_ACTIONS
 from muesli.networks.layers import Dtype, Lstm, PreActivationBlock, conv, linear
 from muesli.networks.torsos import scale_planes
 from muesli.types import Array, EnvSpec, PyTree
@@ -60,6 +61,8 @@ class LstmDynamics(nnx.Module):
         return outputs
 
     def _from_action(self, action: Array) -> Array:
+        if self.spec.num_actions is not None and self.spec.num_actions > MANY_ACTIONS:
+            return self.lstm.from_input.look_up(action)
         return self.lstm.from_input(encode_action(action, self.spec, self.dtype))
 
 

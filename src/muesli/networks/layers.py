@@ -99,6 +99,11 @@ class WideLinear(nnx.Linear):
         product = _wide_product(inputs.astype(self.dtype), self.kernel[...].astype(self.dtype))
         return product if self.bias is None else product + self.bias[...]
 
+    def look_up(self, index: Array) -> Array:
+        """The answer to the one-hot vectors of ``index``, [...] integer: [..., outputs]."""
+        row = self.kernel[...][index].astype(self.dtype).astype(jnp.float32)
+        return row if self.bias is None else row + self.bias[...]
+
 
 def _product(x: Array, kernel: Array, out: Dtype = None) -> Array:
     """x [..., N] times kernel [N, M]: [..., M]."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from muesli.checks import check_float, check_shape, check_vector
-from muesli.distributions import Categorical, Policy, mixture, uniform_like
+from muesli.distributions import LOG_ZERO, Categorical, Policy, mixture, uniform_like
 from muesli.types import Array, Candidates, PolicyTarget, PRNGKey
 
 Normaliser = Literal["exact", "leave_one_out", "oracle"]
@@ -32,7 +32,7 @@ def mix_prior(
         return prior
     rest = jnp.maximum(0.0, 1.0 - uniform_weight - behaviour_weight)
     uniform = uniform_like(prior)
-    allowed = Categorical.masked(behaviour.logits, uniform.probs() > 0.0)
+    allowed = Categorical.masked(behaviour.logits, uniform.logits > 0.5 * LOG_ZERO)
     components = (prior, uniform, allowed)
     return mixture(components, (rest, uniform_weight, behaviour_weight))
 
