@@ -126,8 +126,8 @@ def muesli(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     target = cmpo_target(inputs, config)
     regulariser = distillation(inputs.policy, target)
     loss = gradient + config.cmpo_weight * regulariser
-    if config.entropy_weight:
-        # Not multiplied by 0: among ten thousand actions its gradient would still cost.
+    if isinstance(config.entropy_weight, Array) or config.entropy_weight != 0.0:
+        # Not multiplied by a plain 0: among ten thousand actions its gradient would still cost.
         loss = loss - config.entropy_weight * inputs.policy.entropy()
     return PolicyOutput(loss, target, {"loss_pg": gradient, "loss_cmpo": regulariser})
 
