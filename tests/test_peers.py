@@ -9,7 +9,7 @@ import pytest
 
 from muesli.config import ConfigError
 from muesli.runners.distributed import compare, detect
-from muesli.runners.peers import ALONE, Cluster, PeerFailedError, address, meet, send
+from muesli.runners.peers import ALONE, Cluster, PeerFailedError, address, meet, receive, send
 
 
 @pytest.fixture
@@ -233,3 +233,32 @@ def test_no_cluster_is_said_to_be_none(monkeypatch):
         monkeypatch.delenv(name)
     with pytest.raises(ConfigError, match=r"^distributed.coordinator: auto found no cluster"):
         detect(1.0)
+
+
+def test_a_process_that_is_started_again_takes_its_place(coordinator):
+    cluster = Cluster(coordinator, 3, 0, 10.0, 10.0)
+
+    def leaves_again():
+        hello = {"muesli": {"versions": 1}, "process": 1, "processes": 3, "host": "old"}
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                with socket.create_connection(address(coordinator), 1) as link:
+                    send(link, hello)
+                    return receive(link)
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+
+    def late(rank):
+        time.sleep(0.7 + 0.2 * rank)
+        return meet(cluster._replace(process=rank), {"versions": 1}, compare)
+
+    first, told, *others = together(
+        lambda: meet(cluster, {"versions": 1}, compare),
+        leaves_again,
+        lambda: late(1),
+        lambda: late(2),
+    )
+    assert "wait" in told
+    assert first.names[1] == socket.gethostname()
+    leave([first, *others])

@@ -1,6 +1,7 @@
 """Actors in threads: the same trajectories as in one jitted loop, exact accounting, and faults."""
 
 import dataclasses
+import signal
 import time
 
 import jax
@@ -248,6 +249,29 @@ def test_an_evaluation_that_fails_keeps_what_was_learnt(tmp_path, env_named):
         train(tiny(name, groups=2), tmp_path / "run")
     assert caught.value.__notes__ == ["what was learnt until then is saved"]
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_a_signal_within_an_evaluation_stops_the_run(tmp_path, env_named):
+    def make_family():
+        family = on_host(catch())
+
+        def make(slots, seed):
+            env = family.make(slots, seed)
+            if len(slots) != 4:  # the run's own copies are two groups of two
+                return env
+
+            def step(actions):
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(0.5)  # a thread of its own hears it
+                return env.step(actions)
+
+            return env._replace(step=step)
+
+        return family._replace(make=make)
+
+    name = env_named("interrupted_catch", make_family)
+    result = train(tiny(name, groups=2), tmp_path / "run")
+    assert result.stopped_by == signal.SIGTERM
 
 
 def resumed(config, snapshot):

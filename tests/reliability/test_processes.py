@@ -27,7 +27,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(launcher, processes, *argv, timeout=20.0, changed=()):
+def start(launcher, processes, *argv, timeout=60.0, changed=()):
     """All processes of a run. changed: further arguments of the last one."""
     port = free_port()
     started = []
@@ -106,7 +106,10 @@ def test_who_is_lost_is_named_and_all_go_on_from_the_last_checkpoint(
     """To the bit: what the resumed processes end with is what unbroken ones end with."""
     arguments = [*TINY, *RUNNERS[runner], "--env.num-envs", 8, "--total-env-steps", 1600]
     whole, run_dir = tmp_path / "whole", tmp_path / "run"
-    two = start(launcher, 2, "train", "catch", *arguments, "--run-dir", run_dir, timeout=4.0)
+    # A connection that breaks is noticed at once; silence must last.
+    timeout = 5.0 if how == signal.SIGSTOP else 60.0
+    argv = ["train", "catch", *arguments, "--run-dir", run_dir]
+    two = start(launcher, 2, *argv, timeout=timeout)
     until(lambda: len(checkpoints(run_dir)) > 1, two[0])
     two[lost].send(how)
     other = two[1 - lost]

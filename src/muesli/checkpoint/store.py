@@ -261,13 +261,17 @@ def newest_first(directory: Path, prefix: str = "step") -> list[Path]:
 
 
 def first_good(
-    directory: Path, attempt: Callable[[Path], T], warn: Callable[[str], None], prefix: str = "step"
+    directory: Path,
+    attempt: Callable[[Path], T],
+    warn: Callable[[str], None],
+    prefix: str = "step",
+    listed: Sequence[Path] | None = None,
 ) -> T:
     """What ``attempt`` makes of the newest checkpoint it does not refuse with a CheckpointError;
-    each one skipped is told to ``warn``.
+    each one skipped is told to ``warn``. listed: those that there are, newest first, if known.
     """
     problems = []
-    for path in newest_first(directory, prefix):
+    for path in newest_first(directory, prefix) if listed is None else listed:
         try:
             return attempt(path)
         except CheckpointError as error:

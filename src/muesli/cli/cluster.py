@@ -88,7 +88,11 @@ def _cluster(own: Any) -> Any:
     if own.coordinator == "auto":
         from muesli.runners.distributed import detect
 
+        if given != (None, None):
+            raise UsageError("--distributed.coordinator: auto finds processes and process id too")
         coordinator, processes, process = detect(own.start_seconds)
+        if processes == 1:
+            return None
     else:
         for field, value in (("processes", own.processes), ("process-id", own.process)):
             if value is None:
@@ -101,6 +105,9 @@ def _cluster(own: Any) -> Any:
 @contextlib.contextmanager
 def where(own: Any, command: str, config: Config) -> Iterator[Any]:
     """The Topology that the options describe; other processes are met first."""
+    from muesli.runners.supervise import begin_supervised
+
+    begin_supervised()
     cluster = _cluster(own)
     from muesli.runners.device import prepare_device
     from muesli.runners.distributed import joined

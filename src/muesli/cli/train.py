@@ -146,15 +146,21 @@ def _resume(run_dir: Path, own: Any, signals: Any) -> int:
     from muesli.runners.train import resume
 
     config = read_config(run_dir)
-    with contextlib.suppress(CheckpointError, IndexError):
-        newest = newest_first(run_dir / "checkpoints")[0]
-        if read_manifest(newest)["meta"].get("complete"):
-            verify(newest)
-            print(f"{run_dir}: already complete")
-            return 0
+
+    def is_complete() -> bool:
+        with contextlib.suppress(CheckpointError, IndexError):
+            newest = newest_first(run_dir / "checkpoints")[0]
+            if read_manifest(newest)["meta"].get("complete"):
+                verify(newest)
+                return True
+        return False
 
     def run(topology: Any) -> int:
         speaks = topology.peers.rank == 0
+        if topology.peers.first(speaks and is_complete()):
+            if speaks:
+                print(f"{run_dir}: already complete")
+            return 0
         with Progress(config.total_env_steps, str(run_dir), speaks) as watch:
             result = resume(run_dir, [watch], signals=signals, topology=topology)
         return _conclude(result, speaks)

@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -19,10 +18,10 @@ import muesli
 from muesli.checkpoint import CheckpointError
 from muesli.config import ConfigError
 from muesli.runners.faults import TrainingError
-from muesli.runners.peers import ALONE, PEER_LOST, Card, Cluster, Connected, Peers, meet
+from muesli.runners.peers import ALONE, Card, Cluster, Peers, meet
 from muesli.runners.saving import differences, tell
 
-_MOST_SECONDS_OF_NEWS = 2.0
+_MOMENT_SECONDS = 2.0
 
 
 def detect(start_seconds: float) -> tuple[str, int, int]:
@@ -68,32 +67,24 @@ def joined(cluster: Cluster | None, card: Card) -> Iterator[Peers]:
     if cluster is None:
         yield ALONE
         return
-    peers = meet(cluster, {**card, "versions": versions()}, compare)
-    _speak_when_aborted(peers)
-    # It would take SIGTERM for itself.
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(
-        cluster.coordinator,
-        cluster.processes,
-        cluster.process,
-        initialization_timeout=max(1, round(cluster.start_seconds)),
-        # Ours notices first, and says more.
-        heartbeat_timeout_seconds=max(100, round(3 * cluster.timeout_seconds)),
-        shutdown_timeout_seconds=max(1, round(cluster.timeout_seconds)),
-    )
     global _leave_at_once
+    peers = meet(cluster, {**card, "versions": versions()}, compare)
     try:
+        _start_jax(cluster)
         yield peers
         peers.gather(None)
         peers.leave()
-        jax.distributed.shutdown()
+        # All is done and saved: what goes wrong now is of no account.
+        with contextlib.suppress(Exception):
+            jax.distributed.shutdown()
     except (CheckpointError, ConfigError, TrainingError) as error:
         _leave_at_once = True
         peers.fail(f"failed: {error}")
         raise
     except BaseException as error:
         # JAX's own complaint about a peer may be first; the connections tell which one it was.
-        time.sleep(_MOST_SECONDS_OF_NEWS)
+        from_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+        time.sleep(_MOMENT_SECONDS + (cluster.timeout_seconds if from_jax else 0.0))
         peers.fail(f"failed: {type(error).__name__}: {error}")
         traceback.print_exc()
         leave(1)
@@ -115,24 +106,23 @@ def leave_if_failed(code: int) -> None:
         leave(code)
 
 
-_handler: Any = None
-
-
-def _speak_when_aborted(peers: Connected) -> None:
-    """JAX aborts a process whose coordinator is gone, from a thread of its own and past Python."""
-    global _handler
-
-    def aborted(_: int) -> None:
-        lost = peers.describe(0) if peers.rank else "another process"
-        line = (
-            f"muesli: process {peers.rank} of {peers.size} leaves: {lost} is gone, "
-            "or cannot be reached any more\n"
-        )
-        os.write(2, line.encode())
-        os._exit(PEER_LOST)
-
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
-    _handler = kind(aborted)  # kept, since C code holds it
+def _start_jax(cluster: Cluster) -> None:
+    # JAX aborts a process whose coordinator is gone, from a thread of its own and past Python. So
+    # the aborting thread sleeps first (for as many seconds as the signal's number, which is 6), in
+    # which the connections tell who is gone and end the process; else the abort goes on.
     libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, kind], ctypes.c_void_p
-    libc.signal(signal.SIGABRT, _handler)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    # It would take SIGTERM for itself.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        cluster.coordinator,
+        cluster.processes,
+        cluster.process,
+        # All devices that a process sees are its own (JAX_LOCAL_DEVICE_IDS: some of them).
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(1, round(cluster.start_seconds)),
+        # Ours notices first, and says more.
+        heartbeat_timeout_seconds=max(100, round(3 * cluster.timeout_seconds)),
+        shutdown_timeout_seconds=max(1, round(cluster.timeout_seconds)),
+    )

@@ -443,7 +443,8 @@ class SebulbaEngine:
     def new_ring(self, tree: SebulbaState) -> RingBuilder | None:
         if tree.replay is None:
             return None
-        return RingBuilder(self.sebulba.state_shapes().replay, tree.replay, self.parts.topology)
+        like, share = self.sebulba.state_shapes().replay, self.sebulba.share
+        return RingBuilder(like, tree.replay, self.parts.topology, share)
 
     def restore(self, tree: SebulbaState, extras: Arrays, ring: PyTree) -> list[str]:
         groups: list[Arrays | None] = []

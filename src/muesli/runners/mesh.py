@@ -9,6 +9,7 @@ batch, wherever its sequences lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -175,8 +176,7 @@ def spread(tree: PyTree, topology: Topology) -> PyTree:
     """What this process has, [n, ...] on one of its devices, as its share of [n · processes, ...],
     dealt to the devices that learn. All processes do it together.
     """
-    mesh, own = topology.mesh, topology.own
-    here, everywhere = dealt(Mesh(np.array(own), (AXIS,))), dealt(mesh)
+    here, everywhere, own = _spreading(topology.mesh)
 
     def one(x: Any) -> Array:
         shards = jax.device_put(x, here).addressable_shards
@@ -187,6 +187,12 @@ def spread(tree: PyTree, topology: Topology) -> PyTree:
         )
 
     return jax.tree.map(one, tree)
+
+
+@lru_cache(maxsize=8)
+def _spreading(mesh: Mesh) -> tuple[NamedSharding, NamedSharding, list[jax.Device]]:
+    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    return dealt(Mesh(np.array(own), (AXIS,))), dealt(mesh), own
 
 
 def shares(x: Array, axis: int = 0) -> list[Array]:
@@ -210,5 +216,13 @@ def own_share(tree: PyTree) -> PyTree:
 
 def one_copy(tree: PyTree, device: jax.Device | None = None) -> PyTree:
     """What every device holds, as arrays of one of this process's own, or of ``device``."""
-    held = jax.tree.map(lambda x: x.addressable_data(0), tree)
-    return held if device is None else jax.device_put(held, device)
+
+    def one(x: Array) -> Array:
+        if device is None or x.sharding.device_set == {device}:
+            return x if x.is_fully_addressable and len(x.devices()) == 1 else x.addressable_data(0)
+        for shard in x.addressable_shards:
+            if shard.device == device:
+                return shard.data
+        return jax.device_put(x.addressable_data(0), device)
+
+    return jax.tree.map(one, tree)

@@ -97,7 +97,9 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     validate(config)
     topology = topology or make_topology()
     check_divisible(config, topology)
-    env = make_env(config.env.name, config.env)
+    # Threads and worker processes are shared out among the environments of this process.
+    own = len(topology.own_share(config.env.num_envs))
+    env = make_env(config.env.name, dataclasses.replace(config.env, num_envs=own))
     spec, stack = env.spec, config.env.frame_stack
     if stack > 1:
         shape = spec.observation_shape

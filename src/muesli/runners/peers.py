@@ -323,6 +323,9 @@ def _host(
             try:
                 hello = receive(link)
                 guest, name = int(hello["process"]), str(hello["host"])
+                if guest in links and _is_closed(links[guest]):
+                    links.pop(guest).close()  # it has been started again
+                    del names[guest]
                 wrong = _what_is_wrong(hello, guest, own, names)
                 differs = wrong or compare(own["muesli"], hello["muesli"])
             except (OSError, ValueError, KeyError, TypeError):
@@ -332,6 +335,7 @@ def _host(
                 _refuse(link, f"distributed: {wrong}")
                 link.close()  # the right one may still come
                 continue
+            send(link, {"wait": cluster.start_seconds})
             links[guest], names[guest] = link, name
             if differs and failure is None:
                 failure = f"distributed: process {guest} ({name}) was sent away: {differs}"
@@ -343,9 +347,28 @@ def _host(
             raise ConfigError(failure)
         guests.pop_all()
     everyone = [names[i] for i in range(cluster.processes)]
-    for link in links.values():
-        send(link, {"welcome": everyone})
+    for guest, link in links.items():
+        try:
+            send(link, {"welcome": everyone})
+        except OSError:
+            for other in links.values():
+                other.close()
+            raise ConfigError(
+                f"distributed: process {guest} ({names[guest]}) left before all had come"
+            ) from None
     return everyone, links
+
+
+def _is_closed(link: socket.socket) -> bool:
+    try:
+        link.setblocking(False)
+        return link.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        link.settimeout(_HELLO_SECONDS)
 
 
 def _refuse(link: socket.socket, why: str) -> None:
@@ -382,15 +405,22 @@ def _visit(cluster: Cluster, host: str, port: int, hello: Card) -> tuple[list[st
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.ExitStack() as unwelcome:
         unwelcome.enter_context(link)
-        # Process 0 speaks when all have come, or says who has not.
-        link.settimeout(max(0.01, deadline - time.monotonic()) + 2 * _HELLO_SECONDS)
+        link.settimeout(4 * _HELLO_SECONDS)
+        answer: dict[str, Any] = {}
         try:
             send(link, hello)
             answer = receive(link)
-        except TimeoutError:
-            raise ConfigError(f"{where} answers, but not as a process 0 of muesli does") from None
+            if "wait" in answer:
+                # Process 0 speaks when all have come, or says who has not.
+                link.settimeout(float(answer["wait"]) + 2 * _HELLO_SECONDS)
+                answer = receive(link)
         except (OSError, ValueError):
-            raise ConfigError(f"{where} broke off before all processes had come") from None
+            raise ConfigError(
+                f"{where} broke off before all processes had come"
+                if "wait" in answer
+                else f"{where} does not answer as a process 0 that waits for others (is its run "
+                "under way already?)"
+            ) from None
         if "refused" in answer:
             raise ConfigError(str(answer["refused"]))
         unwelcome.pop_all()

@@ -6,6 +6,7 @@ A process saves and reads the slots that lie with its own devices.
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -45,11 +46,19 @@ def _chunk_shapes(arrays: Any, shapes: Any, slots: int, chunks: int) -> Any:
 
 
 class RingBuilder:
-    """A ring that is read piece by piece into the memory of this process's devices."""
+    """A ring that is read piece by piece into the memory of this process's devices.
 
-    def __init__(self, like: Replay, written: Array, topology: Topology):
-        """like: the whole ring's shapes; written: [slots]."""
-        self._written, self._topology = np.asarray(written), topology
+    Slots that will be written together must have been written alike. Where they were not, because
+    other devices wrote them, those ahead lose as many of their oldest chunks as they are ahead.
+    """
+
+    def __init__(self, like: Replay, written: Array, topology: Topology, alike: int | None = None):
+        """like: the whole ring's shapes; written: [slots]; alike: how many neighbours will be
+        written together (all).
+        """
+        self._found, self._topology = np.asarray(written), topology
+        rows = self._found.reshape(-1, alike or len(self._found))
+        self._written = np.repeat(rows.min(axis=1), rows.shape[1]).astype(self._found.dtype)
         held = (like.records, like.starts)
         self._shapes, self._structure = jax.tree.leaves(held), jax.tree.structure(held)
         self.chunks = like.starts.last_reward.shape[1]
@@ -71,15 +80,36 @@ class RingBuilder:
         shapes = _chunk_shapes(
             self._shapes, [x.shape for x in self._shapes], len(slots), self.chunks
         )
-        return RingView(self.chunks, self._written[slots.start : slots.stop], cut, shapes)
+        return RingView(self.chunks, self._found[slots.start : slots.stop], cut, shapes)
 
     def place(self, slots: range, start: int, arrays: list[np.ndarray]) -> None:
         """Takes in chunks from ``start`` on of ``slots``, as far as they lie here."""
         for k, first in enumerate(self._firsts):
             begin, end = max(first, slots.start), min(first + self._each, slots.stop)
-            if begin < end:
-                mine = [x[begin - slots.start : end - slots.start] for x in arrays]
-                self._held[k] = _place(self._held[k], mine, begin - first, start, self.chunks)
+            for run in self._runs(begin, end):
+                mine = [x[run.start - slots.start : run.stop - slots.start] for x in arrays]
+                ahead = int(self._found[run.start] - self._written[run.start])
+                self._put(k, mine, run.start - first, start - ahead)
+
+    def _runs(self, begin: int, end: int) -> list[range]:
+        """The slots from ``begin`` to ``end``, cut where they are not equally far ahead."""
+        ahead = (self._found - self._written)[begin:end]
+        edges = [begin, *(begin + 1 + np.flatnonzero(np.diff(ahead))), end]
+        return [range(int(a), int(b)) for a, b in pairwise(edges) if a < b]
+
+    def _put(self, k: int, arrays: list[np.ndarray], slot: int, start: int) -> None:
+        """Chunks from ``start`` on, counted around the ring, into slots of device ``k``."""
+        lengths = [x.shape[1] // self.chunks for x in self._shapes]
+        size = arrays[0].shape[1] // lengths[0]
+        done = 0
+        while done < size:
+            at = (start + done) % self.chunks
+            now = min(size - done, self.chunks - at)
+            piece = [
+                x[:, done * n : (done + now) * n] for x, n in zip(arrays, lengths, strict=True)
+            ]
+            self._held[k] = _place(self._held[k], piece, slot, at, self.chunks)
+            done += now
 
     def finish(self) -> Replay:
         """The ring, dealt to the devices of all processes."""

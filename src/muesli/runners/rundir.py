@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 import typing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import jax
 
 import muesli
 from muesli.config import Config, ConfigError, validate
+
+_LATE_SECONDS = 10.0
 
 
 class RunDirectory:
@@ -55,6 +58,10 @@ class RunDirectory:
     @classmethod
     def visit(cls, path: Path) -> RunDirectory:
         """The directory of a run whose process 0 holds it."""
+        # A network's file system may show a moment late what another host has written.
+        until = time.monotonic() + _LATE_SECONDS
+        while not (path / "config.json").is_file() and time.monotonic() < until:
+            time.sleep(0.1)
         if not (path / "config.json").is_file():
             raise ConfigError(
                 f"run_dir: {path} is not there for this process; all processes of a run need one "

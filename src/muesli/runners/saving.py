@@ -68,7 +68,10 @@ class Saver:
                 return "", ""
             own = snapshot.own()
             path = checkpoint.save(self._own, name, own, {}, snapshot.own_extras, ring)
-            return checkpoint.digest(path), fingerprint(snapshot.common())
+            try:
+                return checkpoint.digest(path), fingerprint(snapshot.common())
+            except CheckpointError as error:
+                raise OSError(str(error)) from error
 
         def whole(parts: Sequence[str]) -> None:
             if self.peers.size > 1:
@@ -77,6 +80,8 @@ class Saver:
             checkpoint.prune(self.folder, self.config.log.keep_checkpoints)
             checkpoint.prune_parts(self.folder)
 
+        if self.peers.first(self._is_there(name, meta)):
+            return
         try:
             parts, agents = zip(*self._together(own_part), strict=True)
             if len(set(agents)) > 1:
@@ -88,7 +93,24 @@ class Saver:
             raise
         if snapshot.ring is not None:
             self._ring.commit(ring, snapshot.ring.written)
-        self._ring.keep_only(checkpoint.listed_segments(self._own))
+        # What cannot be removed now is removed next time.
+        with suppress(OSError):
+            self._ring.keep_only(checkpoint.listed_segments(self._own))
+            if self.peers.size > 1 and self.peers.rank == 0:
+                old = RingFiles(self.folder / "ring")  # from when it was a run of one process
+                old.keep_only(checkpoint.listed_segments(self.folder))
+
+    def _is_there(self, name: str, meta: Mapping[str, Any]) -> bool:
+        """Whether several processes would only write once more what is saved already: a part that
+        is replaced while the whole is not would spoil both.
+        """
+        if self.peers.size == 1:
+            return False
+        with suppress(CheckpointError):
+            manifest = checkpoint.read_manifest(self.folder / name)
+            there = manifest["meta"].get("calls_done"), len(manifest.get("parts") or [])
+            return there == (meta["calls_done"], self.peers.size)
+        return False
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """What every process answers; an OSError of one is an OSError of all."""
@@ -114,7 +136,12 @@ class Saver:
     def save_for_good(self, agent: AgentState, meta: Mapping[str, Any]) -> None:
         """Keeps what is needed to act, beside the checkpoints that come and go."""
         name = f"kept-{int(np.asarray(agent.step))}"
-        checkpoint.save(self.folder, name, _light(agent), meta)
+
+        def keep() -> None:
+            if self.peers.rank == 0:
+                checkpoint.save(self.folder, name, _light(agent), meta)
+
+        self._together(keep)
 
     def restore(self, engine: Engine, say: Callable[[str], None]) -> tuple[Loaded, PyTree]:
         """The newest good checkpoint and its ring; what is skipped is told to ``say``.
@@ -123,14 +150,15 @@ class Saver:
         have been saved by another number of processes.
         """
         if self.peers.rank == 0:
-            checkpoint.sweep(self.folder)
-        if self.peers.size > 1:
-            checkpoint.sweep(self._own)
-            self.peers.gather(None)
+            for folder in (self.folder, *self.folder.glob("part-*-of-*")):
+                checkpoint.sweep(folder)
         template = engine.template()
+        newest = [path.name for path in checkpoint.newest_first(self.folder)]
+        listed = [self.folder / name for name in self.peers.first(newest)]
 
         def attempt(path: Path) -> tuple[Loaded, PyTree]:
             loaded, problem = None, None
+            self._ring = RingFiles(self._own / "ring")
             try:
                 loaded = self._load(path, template, engine, say)
             except CheckpointError as error:
@@ -140,7 +168,7 @@ class Saver:
                 raise CheckpointError(problem)
             return loaded
 
-        return checkpoint.first_good(self.folder, attempt, say)
+        return checkpoint.first_good(self.folder, attempt, say, listed=listed)
 
     def _load(
         self, path: Path, template: PyTree, engine: Engine, say: Callable[[str], None]

@@ -62,9 +62,11 @@ class Sebulba:
         actors, envs, peers = self.config.actors, self.config.env, parts.topology.peers
         mesh, stack = parts.topology.mesh, envs.frame_stack
         self.groups = actors.groups
+        # Groups take them in turn.
+        self.acting_devices = self.topology.actors[: actors.groups]
         self.group_size = envs.num_envs // (peers.size * actors.groups)
         # Of a chunk, what each device that learns has of it, and takes from it for one update.
-        self._share = self.group_size // len(self.topology.own)
+        self.share = self.group_size // len(self.topology.own)
         self._hand = self.config.batch.online_sequences // mesh.size
         self.seed, self.key = seed, jax.random.key(seed)
         self.collector = make_collector(parts, self.group_size)
@@ -73,7 +75,7 @@ class Sebulba:
         def store(replay: PyTree, chunk: Trajectory, slot: Array, anew: Array) -> PyTree:
             """On each device, its share of a chunk; ``anew`` where it continues none before."""
             slots = jnp.arange(replay.written.shape[0])
-            here = (slots >= slot[0]) & (slots < slot[0] + self._share)
+            here = (slots >= slot[0]) & (slots < slot[0] + self.share)
             return ring.write(ring.truncate(replay, here & anew[0]), chunk, stack, slot[0])
 
         self._store_all = jax.jit(
@@ -196,7 +198,7 @@ class Sebulba:
             actor.thread.start()
         self._compile_learner()
         # On each device that acts.
-        self.functions = [self._compile_collector(device) for device in self.topology.actors]
+        self.functions = [self._compile_collector(device) for device in self.acting_devices]
 
     def _compile_learner(self) -> None:
         mesh, state = self.topology.mesh, self.state_shapes()
@@ -249,7 +251,7 @@ class Sebulba:
 
     def _publish(self, update: int, acting: Acting) -> None:
         """Parameters to act with, on every device that acts."""
-        held = [one_copy(acting, device) for device in self.topology.actors]
+        held = [one_copy(acting, device) for device in self.acting_devices]
         self.published = Published(update, held)
 
     def start(self, state: SebulbaState, resumed: bool = False) -> None:
@@ -333,7 +335,7 @@ class Sebulba:
     def _train_on(self, chunk: Chunk) -> list[Metrics]:
         trajectory = self._store(chunk)
         metrics = []
-        for index in range(self._share // self._hand):
+        for index in range(self.share // self._hand):
             state, update = self.state, self.published.update
             lag = self._for_each_device(update - chunk.update, np.float32)
             agent, acting, row = self.learn_slice(
@@ -358,7 +360,7 @@ class Sebulba:
         """Deals a chunk to the devices that learn and writes it to their rings."""
         trajectory = spread(chunk.trajectory, self.topology)
         if self.state.replay is not None:
-            slot = self._for_each_device(chunk.group * self._share, np.int32)
+            slot = self._for_each_device(chunk.group * self.share, np.int32)
             anew = self._for_each_device(chunk.anew, np.bool_)
             replay = self._store_all(self.state.replay, trajectory, slot, anew)
             self.state = self.state._replace(replay=replay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from muesli.config import ConfigError
 from muesli.runners.peers import PEER_LOST
 
-_LAST_SECONDS = 20.0
+# How long the others may take when one has ended: by itself, or asked to by a signal.
+_LAST_SECONDS, _LAST_SECONDS_OF_SAVING = 20.0, 120.0
+
+_SUPERVISED = "MUESLI_SUPERVISED"
 
 Command = Callable[[str, int, bool], Sequence[str]]
 """(coordinator, process, again) -> the command line of one process."""
@@ -35,8 +39,9 @@ def supervise(command: Command, processes: int, restarts: int, again: Callable[[
     try:
         for attempt in range(restarts + 1):
             codes = _once(command, processes, again(), sent)
-            lost = [c for c in codes if c == PEER_LOST or c < 0]
-            if sent or not lost:
+            # One that has failed by itself would fail again.
+            failed = any(c > 0 and c != PEER_LOST for c in codes)
+            if sent or failed or not any(codes):
                 break
             if attempt < restarts:
                 _say(f"a process was lost; all are started again ({attempt + 1} of {restarts})")
@@ -51,10 +56,11 @@ def supervise(command: Command, processes: int, restarts: int, again: Callable[[
 
 def _once(command: Command, processes: int, again: bool, sent: list[int]) -> list[int]:
     coordinator = f"127.0.0.1:{_free_port()}"
-    devices = _shared_gpus(processes)
+    devices, shares = _shared_gpus(processes), _shared_processors(processes)
     running = []
     for process in range(processes):
-        environment = dict(os.environ)
+        processors = ",".join(map(str, shares[process])) if shares else ""
+        environment = {**os.environ, _SUPERVISED: f"{os.getpid()}:{processors}"}
         if devices:
             environment["JAX_LOCAL_DEVICE_IDS"] = devices[process]
         running.append(
@@ -63,7 +69,6 @@ def _once(command: Command, processes: int, again: bool, sent: list[int]) -> lis
                 env=environment,
                 # A terminal's Ctrl-C comes to this process alone, which passes it on once.
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         )
     told, ending = 0, None
@@ -73,19 +78,38 @@ def _once(command: Command, processes: int, again: bool, sent: list[int]) -> lis
             for child in running:
                 child.send_signal(number)
         # A process that was stopped, not killed, does not leave by itself.
-        if ending is None and any(child.poll() not in (None, 0) for child in running):
+        if ending is None and any(child.poll() is not None for child in running):
             ending = time.monotonic()
-        if ending is not None and not sent and time.monotonic() - ending > _LAST_SECONDS:
+        allowed = _LAST_SECONDS_OF_SAVING if len(sent) == 1 else _LAST_SECONDS
+        if ending is not None and time.monotonic() - ending > allowed:
             for child in running:
                 child.kill()
         time.sleep(0.05)
     return [int(child.returncode) for child in running]
 
 
-def _end_with_parent() -> None:
-    import ctypes
-
+def begin_supervised() -> None:
+    """What a process that ``supervise`` started does first, on Linux: it keeps to its share of the
+    processors, and ends with its parent.
+    """
+    told = os.environ.pop(_SUPERVISED, None)
+    if told is None or sys.platform != "linux":
+        return
+    parent, _, processors = told.partition(":")
+    if processors:
+        os.sched_setaffinity(0, [int(number) for number in processors.split(",")])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        sys.exit(128 + signal.SIGKILL)  # it was too late to ask for that
+
+
+def _shared_processors(processes: int) -> list[list[int]]:
+    """Each process's share of the processors, where they go round; nothing but on Linux."""
+    if sys.platform != "linux":
+        return []
+    there = sorted(os.sched_getaffinity(0))
+    each = len(there) // processes
+    return [there[k * each : (k + 1) * each] for k in range(processes)]
 
 
 def _free_port() -> int:
@@ -96,20 +120,24 @@ def _free_port() -> int:
 
 def _shared_gpus(processes: int) -> list[str]:
     """Each process's share of the GPUs that there are, or nothing."""
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or not any(map(find_spec, plugins)):
+        return []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        count = len([part for part in chosen.split(",") if part.strip()])
+        count = len([part for part in chosen.split(",") if part.strip() not in ("", "-1")])
     else:
         count = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if count == 0 or os.environ.get("JAX_PLATFORMS", "") == "cpu":
-        return []
     if count % processes:
         raise ConfigError(
-            f"distributed.local: must divide the {count} GPUs of this machine, got {processes}"
+            f"distributed.local: must divide the number of GPUs here, which is {count}, got "
+            f"{processes}; with JAX_PLATFORMS=cpu in the environment they are left alone"
         )
     each = count // processes
+    if each == 0:
+        return []
     return [",".join(str(k * each + i) for i in range(each)) for k in range(processes)]
 
 
-def _say(line: str) -> Any:
+def _say(line: str) -> None:
     print(f"muesli: {line}", file=sys.stderr, flush=True)  # noqa: T201

@@ -108,9 +108,11 @@ def train_many(
     if signals is not None:
         signals.leave = forget
     try:
-        with signals.undivided if signals is not None else contextlib.nullcontext():
-            for path, config in zip(run_dirs, configs, strict=True):
-                directories.append(_directory(path, parts, config))
+        for path, config in zip(run_dirs, configs, strict=True):
+            if parts.topology.peers.rank == 0:
+                with signals.undivided if signals is not None else contextlib.nullcontext():
+                    directories.append(RunDirectory.create(path, config))
+            _agree_on_directory(path, parts, directories)
         run = _Run(parts, engine, configs, directories, callbacks, numbers)
         try:
             run.start(init_from)
@@ -128,14 +130,12 @@ def train_many(
         _let_go(engine, directories)
 
 
-def _directory(path: Path, parts: Parts, config: Config | None = None) -> RunDirectory:
-    """The run's directory: a new one for ``config``, or one that is there. Process 0 holds it."""
+def _agree_on_directory(path: Path, parts: Parts, directories: list[RunDirectory]) -> None:
+    """Processes that do not hold the directory wait until process 0 does, and visit it."""
     peers = parts.topology.peers
-    directory = None
-    if peers.rank == 0:
-        directory = RunDirectory.create(path, config) if config else RunDirectory.open(path)
     peers.gather(None)
-    return directory or RunDirectory.visit(path)
+    if peers.rank > 0:
+        directories.append(RunDirectory.visit(path))
 
 
 def _let_go(engine: Engine, directories: Sequence[RunDirectory]) -> None:
@@ -164,13 +164,14 @@ def resume(
     config = read_config(path)
     parts = build(config, topology)
     engine = make_engine(parts, [config.seed])
-    directory = _directory(path, parts)
+    directories = [RunDirectory.open(path)] if parts.topology.peers.rank == 0 else []
     try:
-        run = _Run(parts, engine, [config], [directory], callbacks)
+        _agree_on_directory(path, parts, directories)
+        run = _Run(parts, engine, [config], directories, callbacks)
         run.restore()
         return run.finish(signals)
     finally:
-        _let_go(engine, [directory])
+        _let_go(engine, directories)
 
 
 class _Run:
@@ -247,12 +248,15 @@ class _Run:
                 error.add_note("what was learnt until then is saved")
             raise
         except NotFiniteError as error:
-            file = self.directories[error.seed].path / "not_finite_batch.npz"
-            try:
-                dump(file, error.batch())
-                error.add_note(f"the batch is in {file}")
-            except OSError as why:
-                error.add_note(f"the batch could not be written ({why})")
+            # All processes are here and work the batch out; process 0 keeps its share.
+            file, batch = self.directories[error.seed].path / "not_finite_batch.npz", error.batch()
+            if self.peers.rank == 0:
+                try:
+                    dump(file, batch)
+                    error.add_note(f"the batch is in {file}")
+                except OSError as why:
+                    error.add_note(f"the batch could not be written ({why})")
+            self.peers.gather(None)
             raise
         finally:
             for log in self.logs:
@@ -280,6 +284,7 @@ class _Run:
             elif self.calls_done % schedule.checkpoint_every == 0 or self._unsaved:
                 self._try_to_save()
         if self.calls_done < schedule.calls:
+            stop()  # an evaluation may have been left since it was asked last
             self.stopped_by = stopped_by
             self._save_at_last()
 
@@ -410,8 +415,7 @@ class _Run:
         ending = meta["complete"] or self.stopped_by is not None
         if keep_every and (ending or self.calls_done % keep_every == 0):
             steps = {"env_steps": self.parts.schedule.env_steps(self.calls_done)}
-            if self.peers.rank == 0:
-                self.savers[k].save_for_good(snapshot.tree.agent, steps)
+            self.savers[k].save_for_good(snapshot.tree.agent, steps)
 
     def _position(self, k: int) -> dict[str, int]:
         """Where process 0's logs stand; an OSError of all where they lag behind."""
