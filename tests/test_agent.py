@@ -84,7 +84,11 @@ def test_update_on_eight_devices_equals_one_device(catch_run):
 
 @pytest.mark.parametrize(
     ("name", "samples", "normaliser"),
-    [("muesli", None, "leave_one_out"), ("muesli", 2, "oracle"), ("mpo", 4, "leave_one_out")],
+    [
+        ("muesli", 2, "oracle"),
+        pytest.param("muesli", None, "leave_one_out", marks=pytest.mark.slow),
+        pytest.param("mpo", 4, "leave_one_out", marks=pytest.mark.slow),
+    ],
 )
 def test_an_update_in_pieces_is_the_whole_update(catch_run, name, samples, normaliser):
     config = small()
@@ -219,11 +223,8 @@ NAMES = [n for n in UPDATES if n != "mcts"]
 @pytest.mark.parametrize(
     ("name", "samples"),
     [(n, None) for n in NAMES]
-    + [("muesli", 5), ("direct_mpo", 5)]
-    + [
-        pytest.param(n, 5, marks=pytest.mark.slow)
-        for n in sorted(set(NAMES) - {"muesli", "direct_mpo"})
-    ],
+    + [("muesli", 5)]
+    + [pytest.param(n, 5, marks=pytest.mark.slow) for n in sorted(set(NAMES) - {"muesli"})],
 )
 def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples):
     parts, state, batch, update = catch_run  # noqa: RUF059

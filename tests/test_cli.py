@@ -223,8 +223,9 @@ def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
+@pytest.mark.slow  # tests/reliability/test_signals.py does the like
 def test_a_signal_saves_and_resume_ends_where_an_unbroken_run_ends(tmp_path, number, code):
     arguments = [*TINY, "--total-env-steps", "20000", "--log.log-every-steps", "400"]
     arguments += ["--log.eval-every-steps", "4000"]

@@ -55,10 +55,10 @@ def experience(parts):
 
 @pytest.mark.parametrize(
     ("update", "squash"),
-    [("muesli", True), ("mpo", True), ("ppo", True)]
+    [("muesli", True), ("ppo", True)]
     + [
         pytest.param(name, name != "muesli", marks=pytest.mark.slow)
-        for name in ("muesli", "cmpo", "direct_mpo", "pg", "trpo_penalty")
+        for name in ("muesli", "cmpo", "mpo", "direct_mpo", "pg", "trpo_penalty")
     ],
 )
 def test_every_update_trains_a_continuous_policy(update, squash):

@@ -42,6 +42,7 @@ def test_every_hand_has_as_much_of_each_devices_share():
     np.testing.assert_array_equal(deal(jnp.arange(8), 2, 1), [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
+@pytest.mark.slow
 def test_without_replay_eight_devices_learn_what_one_does():
     """The batches hold the same sequences in another order, and the means are global."""
     online_only = config(batch_sequences=16, online_sequences=16)
@@ -107,7 +108,7 @@ def test_each_device_replays_its_own_slots():
     assert len({tuple(share[2:] % 4) for share in rewards}) > 1  # each draws for itself
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_an_update_on_several_devices_sends_gradients_and_no_observations(core):
     small = config()
     small = replace(small, network=replace(small.network, core=core, core_units=16))

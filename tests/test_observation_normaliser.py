@@ -87,6 +87,7 @@ def test_every_fresh_record_is_counted_once(run):
         np.testing.assert_allclose(normaliser.variance, everything.var((0, 1)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_replayed_records_are_not_counted_again(run):
     parts, states = run
     state = states[-1]

@@ -229,7 +229,7 @@ def test_an_environment_that_hangs_is_noticed(tmp_path, env_named, lockstep):
     began = time.monotonic()
     with pytest.raises(ActorError, match="group 0 of hanging_catch has not answered for 1 s"):
         train(config, tmp_path / "run")
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 120
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
 
 
@@ -298,6 +298,7 @@ def snapshot_after_a_call(config):
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_plays_other_episodes_and_never_joins_two():
     config = tiny(groups=2, lockstep=False)
     snapshot = snapshot_after_a_call(config)
@@ -321,7 +322,8 @@ def test_a_resumed_run_plays_other_episodes_and_never_joins_two():
     assert not np.array_equal(fresh, old)
 
 
-@pytest.mark.parametrize("core", ["lstm", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/reliability kills such runs, and they end where they should
+@pytest.mark.parametrize("core", ["lstm", "none"])
 def test_in_lockstep_a_resumed_run_is_the_run_it_continues(core):
     config = tiny(groups=2, core=core)
     whole = make_engine(build(config), [0])
@@ -373,6 +375,7 @@ def test_environments_that_fail_are_started_again_and_counted(tmp_path, env_name
     assert "paddle fell off; it is started again (1 of 1)" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_environments_that_hang_are_left_behind(tmp_path, env_named):
     made = []
 

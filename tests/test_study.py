@@ -106,6 +106,7 @@ def test_what_is_finished_is_not_repeated(study_dir, jobs):
     assert [outcome.status for outcome in outcomes] == ["already done"]
 
 
+@pytest.mark.slow
 def test_a_broken_run_continues_and_a_sweep_is_its_runs(study_dir, tmp_path, jobs):
     """A run of its own, stopped by a signal in the middle and continued, ends as the same run did
     that shared its program with three others.

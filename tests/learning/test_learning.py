@@ -23,7 +23,7 @@ UPDATES = ("muesli", "cmpo", "mpo", "direct_mpo", "pg", "trpo_penalty", "ppo")
 
 
 def train(config, until=None):
-    """Trains ``config`` to its end, or until three calls in a row return more than ``until``."""
+    """Trains ``config`` to its end, or until two calls in a row return more than ``until``."""
     parts = build(config)
     schedule = parts.schedule
     state = jax.jit(make_anakin(parts).init)(jax.random.key(config.seed))
@@ -37,7 +37,7 @@ def train(config, until=None):
         ended = np.asarray(finished.ended)
         reached = until is not None and np.asarray(finished.total)[ended].mean() > until
         good = good + 1 if reached else 0
-        if good == 3:
+        if good == 2:
             break
     return parts, state, {k: float(v) for k, v in metrics.items()}
 
@@ -87,11 +87,12 @@ REST = [
 @pytest.mark.parametrize(("update", "core", "samples"), COVER + REST)
 def test_catch_is_learnt(update, core, samples):
     # A random player scores −0.6, a perfect one +1.
-    parts, state, metrics = train(catch(update, core, samples), until=0.99)
+    parts, state, metrics = train(catch(update, core, samples), until=0.98)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
-@pytest.mark.parametrize("scale", [1000.0, pytest.param(0.001, marks=pytest.mark.learn)])
+@pytest.mark.learn
+@pytest.mark.parametrize("scale", [1000.0, 0.001])
 def test_the_scale_of_rewards_does_not_matter(scale):
     parts, state, metrics = train(catch(reward_scale=scale), until=0.99)
     assert evaluate(parts, state) >= 0.95, metrics
@@ -127,7 +128,7 @@ def test_acting_by_action_values_cannot_get_there():
 
 
 def test_a_cue_is_remembered_with_an_lstm_and_only_with_one():
-    parts, state, metrics = train(presets.recall(), until=0.99)
+    parts, state, metrics = train(presets.recall(), until=0.98)
     assert evaluate(parts, state) >= 0.95, metrics
     base = presets.recall()
     memoryless = replace(base, network=replace(base.network, core="none"), total_env_steps=10_000)

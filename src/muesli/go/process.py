@@ -127,10 +127,19 @@ class GtpProcess:
 
     def _failed(self, kind: str, message: str) -> EngineFailure:
         self.kill()
+        self._hear_last_words()
         said = self._errors.decode(errors="replace").strip().splitlines()
         return EngineFailure(
             kind, message + (f" (it said: {clean(said[-1])[:200]})" if said else "")
         )
+
+    def _hear_last_words(self) -> None:
+        """What it said before it ended and nobody has read yet."""
+        assert self._process.stderr is not None
+        with contextlib.suppress(OSError):
+            os.set_blocking(self._process.stderr.fileno(), False)
+            while piece := os.read(self._process.stderr.fileno(), 8192):
+                self._errors = (self._errors + piece)[-2000:]
 
     @property
     def pid(self) -> int:
