@@ -1,0 +1,28 @@
+"""The agent as pure functions of its state: Algorithm 1 in ``algorithm.py``, and what it calls."""
+
+from muesli.agent.acting import Acting, initial_actor, make_act, root_of
+from muesli.agent.algorithm import Agent, Dual, loss_weights, make_agent, unless_not_finite
+from muesli.agent.predictions import look_ahead, scale_gradient, supports, unroll, unroll_model
+from muesli.agent.targets import Estimates, centre, estimate, make_targets, normalise
+
+__all__ = [
+    "Acting",
+    "Agent",
+    "Dual",
+    "Estimates",
+    "centre",
+    "estimate",
+    "initial_actor",
+    "look_ahead",
+    "loss_weights",
+    "make_act",
+    "make_agent",
+    "make_targets",
+    "normalise",
+    "root_of",
+    "scale_gradient",
+    "supports",
+    "unless_not_finite",
+    "unroll",
+    "unroll_model",
+]

@@ -1,0 +1,239 @@
+"""Algorithm 1: the agent as three pure functions, ``init``, ``act`` and ``update``.
+
+The agent does not know where it runs. Batches are batch-major, ``[B, T + 1, ...]``; networks are
+handed ``[T, B]``; the mathematics of ``ops``, ``policy_updates`` and ``losses`` is mapped over the
+batch here and nowhere else. No mesh axis is named: under ``jit`` with a sharded batch every mean
+below is the global one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from muesli.agent.acting import Acting, initial_actor, make_act
+from muesli.agent.pieces import gradient_in_pieces
+from muesli.agent.predictions import supports, unroll, unroll_model
+from muesli.agent.targets import make_targets
+from muesli.config import Config
+from muesli.diagnostics import diagnostics, masked_mean
+from muesli.distributions import Policy
+from muesli.losses import model_losses
+from muesli.networks.network import Network
+from muesli.ops.moments import deviation, init_moment
+from muesli.ops.standardise import init_statistics, standardise, update_statistics
+from muesli.optim import clipped_share, make_optimiser
+from muesli.policy_updates import UPDATES, mpo_dual_gradient
+from muesli.types import (
+    ActorState,
+    AgentState,
+    Array,
+    EnvSpec,
+    Faults,
+    Metrics,
+    Moment,
+    PRNGKey,
+    PyTree,
+    RootOutput,
+    Statistics,
+    Targets,
+    TimeStep,
+    Trajectory,
+    is_last,
+)
+
+
+class Dual(NamedTuple):
+    """MPO's dual variable. log_temperature: [] f32; optimiser: its own Adam state."""
+
+    log_temperature: Array
+    optimiser: PyTree
+
+
+class Agent(NamedTuple):
+    """The agent as pure functions.
+
+    init(key) -> AgentState; initial_actor(batch) -> ActorState [B]; acting(AgentState) -> Acting;
+    act(Acting, TimeStep [B], ActorState [B], keys [B]) -> (action [B], behaviour [B], ActorState);
+    observe(AgentState, Trajectory [B', T + 1]) -> AgentState: takes in the observations of fresh
+    sequences, each once; update(AgentState, Trajectory [B, T + 1], key) -> (AgentState, metrics).
+    """
+
+    init: Callable[[PRNGKey], AgentState]
+    initial_actor: Callable[[int], ActorState]
+    acting: Callable[[AgentState], Acting]
+    act: Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
+    observe: Callable[[AgentState, Trajectory], AgentState]
+    update: Callable[[AgentState, Trajectory, PRNGKey], tuple[AgentState, Metrics]]
+
+
+def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: int) -> Agent:
+    """The agent of ``config`` on ``network`` for an environment of ``spec``."""
+    optimiser = make_optimiser(config.optimiser, total_updates)
+    dual_optimiser = optax.adam(config.update.mpo_dual_learning_rate)
+    policy_update = UPDATES[config.update.name]
+    reward_support, value_support = supports(config)
+    clip = config.network.observation_clip
+
+    def init(key: PRNGKey) -> AgentState:
+        params = network.init(key)
+        log_temperature = jnp.log(jnp.float32(config.update.mpo_init_temperature))
+        return AgentState(
+            online=params,
+            prior=jax.tree.map(jnp.copy, params),
+            optimiser=optimiser.init(params),
+            moment=init_moment(),
+            dual=Dual(log_temperature, dual_optimiser.init(log_temperature)),
+            normaliser=_init_normaliser(spec, config),
+            step=jnp.zeros((), jnp.int32),
+            faults=Faults(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
+        )
+
+    def observe(state: AgentState, fresh: Trajectory) -> AgentState:
+        if state.normaliser is None:
+            return state
+        # The bootstrap record opens the next sequence and is counted there.
+        seen = jax.tree.map(lambda x: x[:, :-1], fresh.transitions.observation)
+        return state._replace(normaliser=update_statistics(state.normaliser, seen))
+
+    def look(batch: Trajectory, normaliser: Statistics | None) -> Trajectory:
+        """The batch as the network sees it."""
+        records = batch.transitions
+        seen = standardise(normaliser, records.observation, clip)
+        return batch._replace(transitions=records._replace(observation=seen))
+
+    def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
+        if config.batch.micro_batches == 1:
+            gradients, moment, metrics = differentiate(state, batch, key)
+        else:
+            gradients, moment, metrics = gradient_in_pieces(
+                network, config, spec, look, losses_of, state, batch, key
+            )
+        updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.online)
+        online = optax.apply_updates(state.online, updates)
+        rate = config.agent.target_rate
+        prior = jax.tree.map(lambda p, o: (1.0 - rate) * p + rate * o, state.prior, online)
+        dual = state.dual
+        if config.update.name == "mpo":
+            dual = update_dual(dual, metrics["loss_mpo"])
+        metrics |= {
+            "gradient_norm": optax.tree.norm(gradients),
+            "update_clip_share": clipped_share(optimiser_state),
+            "mpo_temperature": jnp.exp(dual.log_temperature),
+        }
+        made = state._replace(
+            online=online, prior=prior, optimiser=optimiser_state, moment=moment, dual=dual
+        )
+        finite = jnp.isfinite(metrics["loss_total"]) & jnp.isfinite(metrics["gradient_norm"])
+        state = unless_not_finite(state, made, finite, config.optimiser.max_skipped_updates)
+        metrics["update_skipped"] = 1.0 - finite.astype(jnp.float32)
+        return state._replace(step=state.step + 1), metrics
+
+    def differentiate(
+        state: AgentState, batch: Trajectory, key: PRNGKey
+    ) -> tuple[PyTree, Moment, Metrics]:
+        """The gradient of L_total on one batch, in one pass."""
+        batch = look(batch, state.normaliser)
+
+        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Metrics]]:
+            # Form the minibatch's predictions, with gradients (online) and without (prior).
+            online = unroll(network, params, batch)
+            prior = unroll(network, state.prior, batch)
+            # Returns, the advantage moment, normalised advantages: all that losses hold constant.
+            targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
+            total, metrics = losses_of(params, batch, online, targets, moment)
+            return total, (moment, metrics)
+
+        gradients, (moment, metrics) = jax.grad(loss_fn, has_aux=True)(state.online)
+        return gradients, moment, metrics
+
+    def losses_of(
+        params: PyTree,
+        batch: Trajectory,
+        online: RootOutput,
+        targets: Targets,
+        moment: Moment,
+    ) -> tuple[Array, Metrics]:
+        """L_total of a batch whose targets are known. Nothing in them carries gradients."""
+        targets = jax.lax.stop_gradient(targets)
+        # L_PG+CMPO (or another policy loss) in every state.
+        inputs = targets.policy._replace(policy=online.policy)
+        policy = jax.vmap(jax.vmap(lambda x: policy_update(x, config.update)))(inputs)
+        # L_m, L_v and L_r of the model unrolled from every state.
+        predictions = unroll_model(network, params, batch, online, config)
+        model = jax.vmap(
+            lambda p, t, pi: model_losses(p, t, pi, config.model, reward_support, value_support)
+        )(predictions, targets, policy.target)
+        losses = {
+            "policy": policy.loss[:, :-1],
+            "policy_model": model.policy,
+            "value": model.value,
+            "reward": model.reward,
+        }
+        weights = loss_weights(config)
+        assert set(losses) == set(weights)
+        trained = ~is_last(targets.step_type[:, :-1])
+        losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
+        total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
+        metrics = {f"loss_{name}": loss for name, loss in losses.items()} | {"loss_total": total}
+        metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
+        metrics |= diagnostics(config, inputs, online, targets, model, moment)
+        return total, metrics
+
+    def update_dual(dual: Dual, divergence: Array) -> Dual:
+        gradient = mpo_dual_gradient(divergence, config.update)
+        step, optimiser_state = dual_optimiser.update(gradient, dual.optimiser)
+        log_temperature = optax.apply_updates(dual.log_temperature, step)
+        floor = jnp.log(config.update.mpo_min_temperature)
+        return Dual(jnp.maximum(log_temperature, floor), optimiser_state)
+
+    def acting(state: AgentState) -> Acting:
+        params = state.online if config.agent.act_with == "online" else state.prior
+        # Before the first update there is no moment yet: the advantages are left as they are.
+        sigma = deviation(state.moment, config.agent.moment_epsilon)
+        return Acting(params, jnp.where(state.step > 0, sigma, 1.0), state.normaliser)
+
+    return Agent(
+        init=init,
+        initial_actor=lambda batch: initial_actor(spec, network, batch),
+        acting=acting,
+        act=make_act(spec, network, config, config.agent.act_with, explore=True),
+        observe=observe,
+        update=update,
+    )
+
+
+def _init_normaliser(spec: EnvSpec, config: Config) -> Statistics | None:
+    if not config.network.normalise_observations:
+        return None
+    return init_statistics(jax.ShapeDtypeStruct(spec.observation_shape, jnp.float32))
+
+
+def unless_not_finite(
+    before: AgentState, after: AgentState, finite: Array, limit: int
+) -> AgentState:
+    """The state after an update, or before it where the update is not to be made; and counted.
+
+    After ``limit`` in a row none is made any more: what stops the run may look only now and then.
+    """
+    faults = before.faults
+    make = finite & (faults.in_a_row < limit)
+    state = jax.tree.map(partial(jnp.where, make), after, before)
+    skipped = (~make).astype(jnp.int32)
+    in_a_row = jnp.where(make, 0, faults.in_a_row + 1)
+    return state._replace(faults=Faults(faults.skipped + skipped, in_a_row))
+
+
+def loss_weights(config: Config) -> dict[str, float]:
+    """The weight of every term of L_total."""
+    return {
+        "policy": config.update.total_weight,
+        "policy_model": config.update.total_weight,
+        "value": config.model.value_weight,
+        "reward": config.model.reward_weight,
+    }

@@ -1,0 +1,94 @@
+"""An update's gradient from pieces of its batch, for batches that do not fit a device at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from muesli.agent.predictions import unroll
+from muesli.agent.targets import Estimates, centre, estimate, normalise
+from muesli.config import Config
+from muesli.networks.network import Network
+from muesli.ops.moments import update_moment
+from muesli.types import (
+    AgentState,
+    Array,
+    EnvSpec,
+    Metrics,
+    Moment,
+    PRNGKey,
+    PyTree,
+    RootOutput,
+    Statistics,
+    Targets,
+    Trajectory,
+    is_last,
+)
+
+Look = Callable[[Trajectory, Statistics | None], Trajectory]
+"""The batch as the network sees it."""
+LossesOf = Callable[[PyTree, Trajectory, RootOutput, Targets, Moment], tuple[Array, Metrics]]
+"""L_total of a batch whose targets are known."""
+
+
+def gradient_in_pieces(
+    network: Network,
+    config: Config,
+    spec: EnvSpec,
+    look: Look,
+    losses_of: LossesOf,
+    state: AgentState,
+    batch: Trajectory,
+    key: PRNGKey,
+) -> tuple[PyTree, Moment, Metrics]:
+    """The gradient of L_total from pieces of the batch, in a fraction of its memory.
+
+    The moment is that of the whole batch, so the targets of all pieces come first; the online
+    network runs over each piece a second time for its gradient.
+    """
+    count = config.batch.micro_batches
+    size = batch.transitions.reward.shape[0]
+    whole = (batch, jax.random.split(key, size))
+
+    def piece_of(tree: PyTree, c: Array) -> PyTree:
+        """Every ``count``-th sequence from c on: as many of each device that holds some."""
+
+        def take(x: Array) -> Array:
+            rows = x.reshape((size // count, count, *x.shape[1:]))
+            return jax.lax.dynamic_index_in_dim(rows, c, axis=1, keepdims=False)
+
+        return jax.tree.map(take, tree)
+
+    def estimate_piece(_: None, c: Array) -> tuple[None, Estimates]:
+        piece, its_keys = piece_of(whole, c)
+        piece = look(piece, state.normaliser)
+        online = unroll(network, state.online, piece)
+        prior = unroll(network, state.prior, piece)
+        return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
+
+    _, estimates = jax.lax.scan(estimate_piece, None, jnp.arange(count))
+    trained = ~is_last(estimates.targets.step_type[:, :, :-1])
+    errors = estimates.targets.policy.advantage[..., :-1]
+    moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
+    if config.agent.centre_advantages:
+        estimates = centre(estimates, trained)
+    shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
+
+    def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Metrics]:
+        c, raw, share = of_piece
+        piece = look(piece_of(batch, c), state.normaliser)
+        targets = normalise(raw, moment, config)
+
+        def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
+            online = unroll(network, params, piece)
+            loss, metrics = losses_of(params, piece, online, targets, moment)
+            return share * loss, jax.tree.map(lambda x: share * x, metrics)
+
+        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.online)
+        return jax.tree.map(jnp.add, total, gradients), metrics
+
+    zeros = jax.tree.map(jnp.zeros_like, state.online)
+    gradients, metrics = jax.lax.scan(add_piece, zeros, (jnp.arange(count), estimates, shares))
+    return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), metrics)
