@@ -19,6 +19,7 @@ from muesli import replay as ring
 from muesli.agent import unroll
 from muesli.ops.moments import init_moment
 from muesli.runners.anakin import make_anakin
+from muesli.runners.mesh import lay_out
 from muesli.runners.parts import build
 from muesli.types import AgentState, is_first, is_last
 
@@ -95,8 +96,12 @@ class Run:
         agent = self.parts.agent._replace(init=init, update=update)
         anakin = make_anakin(self.parts._replace(agent=agent))
         jit = partial(jax.jit, compiler_options=QUICKLY)
-        self._init = jit(anakin.init)
-        self._iterate = jit(lambda state: anakin.iterate(state, 1))
+        # As every later state lies: that it is compiled once.
+        state = jax.eval_shape(anakin.init, jax.random.key(0))
+        layout = lay_out(state, self.parts.topology.mesh)
+        self._init = jit(anakin.init, out_shardings=layout)
+        iterate = lambda state: anakin.iterate(state, 1)
+        self._iterate = jit(iterate, out_shardings=(layout, None, None))
         self._sample = jit(lambda replay: ring.sample(replay, jax.random.key(1), 64, frame_stack))
         self._disagreement = jit(self.disagreement)
 

@@ -275,8 +275,8 @@ def test_sampled_estimators_approach_the_exact_ones(catch_run):
     [
         {"agent": {"baseline": "expected_q"}},
         {"model": {"value_target": "return"}},
-        {"model": {"absorbing": True}},
-        {"agent": {"dynamics_gradient_scale": 0.5}},
+        pytest.param({"model": {"absorbing": True}}, marks=pytest.mark.slow),
+        pytest.param({"agent": {"dynamics_gradient_scale": 0.5}}, marks=pytest.mark.slow),
     ],
     ids=lambda c: "-".join(f"{k}.{f}" for k, v in c.items() for f in v),
 )

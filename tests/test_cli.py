@@ -207,6 +207,7 @@ def test_an_exported_agent_plays_and_starts_another_run(finished_run, tmp_path, 
     assert "cut short" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_seeds_train_at_once_with_a_directory_each(tmp_path):
     assert main(["train", "catch", *TINY, *SHORT, "--seeds", "2", "--run-dir", str(tmp_path)]) == 0
     rows = [read_jsonl(tmp_path / f"seed-{k}" / "metrics.jsonl") for k in (0, 1)]

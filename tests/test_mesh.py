@@ -62,6 +62,7 @@ def test_without_replay_eight_devices_learn_what_one_does():
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_state_is_dealt_out_and_the_agent_is_everywhere():
     run = engine(config(), 4)
     run.start(None)

@@ -15,6 +15,7 @@ from muesli.ops.standardise import standardise
 from muesli.runners.anakin import make_anakin
 from muesli.runners.engines import with_parameters
 from muesli.runners.learner import make_learn
+from muesli.runners.mesh import lay_out
 from muesli.runners.parts import build
 from muesli.types import Trajectory
 
@@ -60,9 +61,14 @@ def _is_key(x):
 def run():
     parts = build(tiny("lstm"))
     anakin = make_anakin(parts)
-    state = jax.jit(anakin.init)(jax.random.key(0))
+    layout = lay_out(jax.eval_shape(anakin.init, jax.random.key(0)), parts.topology.mesh)
+    state = jax.jit(anakin.init, out_shardings=layout)(jax.random.key(0))
     states = [state]
-    iterate = jax.jit(lambda s: anakin.iterate(s, 1), compiler_options=QUICKLY)
+    iterate = jax.jit(
+        lambda s: anakin.iterate(s, 1),
+        compiler_options=QUICKLY,
+        out_shardings=(layout, None, None),
+    )
     for _ in range(3):
         # Without weak types, which the next state has lost: that would compile it all again.
         state = jax.tree.map(lambda x: x if _is_key(x) else jnp.asarray(x, x.dtype), state)

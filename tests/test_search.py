@@ -116,6 +116,7 @@ def test_two_players_search_with_a_discount_of_minus_one(algorithm):
         assert (np.asarray(found.value)[:3] > 0.0).all() and found.value[3] < 0.0
 
 
+@pytest.mark.slow
 def test_noise_is_for_training_alone_and_each_state_has_its_own():
     config = replace(presets.catch(), search=SearchConfig(simulations=16))
     model = nim(7)

@@ -113,6 +113,7 @@ def test_frames_of_a_host_environment_are_stacked_as_inside_jax(env_named):
     assert_same_experience(ours, theirs)
 
 
+@pytest.mark.slow
 def test_two_runs_in_lockstep_are_one(tmp_path):
     config = tiny(groups=2)
     rows = [[], []]
@@ -211,6 +212,7 @@ def test_what_is_saved_in_the_middle_of_an_iteration_begins_new_episodes(env_nam
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_before_it_begins_leaves_its_directory_free(tmp_path, env_named):
     name = env_named("exploding_catch", failing(1, explode))
     with pytest.raises(ActorError):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from training import train
 
 from muesli import envs, presets
 from muesli.agent import make_act, supports
@@ -14,29 +15,10 @@ from muesli.config import EnvConfig, SearchConfig
 from muesli.envs.base import JaxEnv, first, later
 from muesli.networks.network import UnrollInputs
 from muesli.ops.values import decode
-from muesli.runners.anakin import make_anakin
 from muesli.runners.evaluate import make_evaluate
-from muesli.runners.parts import build
 from muesli.types import EnvSpec
 
 replace = dataclasses.replace
-
-
-def train(config, until=None):
-    """Trains ``config`` to its end, or until the mean return of a call exceeds ``until``."""
-    parts = build(config)
-    anakin = make_anakin(parts)
-    state = jax.jit(anakin.init)(jax.random.key(config.seed))
-    for _ in range(parts.schedule.warm_up):
-        state, _ = jax.jit(anakin.warm_up)(state)
-    per_call = parts.schedule.per_call
-    iterate = jax.jit(lambda s: anakin.iterate(s, per_call), donate_argnums=0)
-    for _ in range(parts.schedule.calls):
-        state, metrics, finished = iterate(state)
-        ended = np.asarray(finished.ended)
-        if until is not None and np.asarray(finished.total)[ended].mean() > until:
-            break
-    return parts, state, {k: float(v) for k, v in metrics.items()}
 
 
 def evaluate(parts, state, act_with="prior", episodes=200, greedy=False, **search):

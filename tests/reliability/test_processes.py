@@ -92,7 +92,8 @@ def test_two_processes_and_then_one_or_four_learn_what_one_does(launcher, tmp_pa
 @pytest.mark.parametrize(
     ("runner", "lost", "how", "exact"),
     [
-        ("sebulba", 0, signal.SIGKILL, False),
+        # (Of those that are looked after, below, one is killed in every run of the tests.)
+        pytest.param("sebulba", 0, signal.SIGKILL, True, marks=pytest.mark.slow),
         pytest.param("anakin", 1, signal.SIGKILL, True, marks=pytest.mark.slow),
         pytest.param("anakin", 0, signal.SIGKILL, True, marks=pytest.mark.slow),
         pytest.param("anakin", 1, signal.SIGSTOP, False, marks=pytest.mark.slow),
