@@ -222,9 +222,13 @@ NAMES = [n for n in UPDATES if n != "mcts"]
 
 @pytest.mark.parametrize(
     ("name", "samples"),
-    [(n, None) for n in NAMES]
-    + [("muesli", 5)]
-    + [pytest.param(n, 5, marks=pytest.mark.slow) for n in sorted(set(NAMES) - {"muesli"})],
+    # tests/learning trains with every update, and would notice.
+    [("muesli", None), ("muesli", 5)]
+    + [
+        pytest.param(n, samples, marks=pytest.mark.slow)
+        for n in sorted(set(NAMES) - {"muesli"})
+        for samples in (None, 5)
+    ],
 )
 def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples):
     parts, state, batch, update = catch_run  # noqa: RUF059
@@ -241,6 +245,7 @@ def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples)
     assert (after.dual.log_temperature != state.dual.log_temperature) == (name == "mpo")
 
 
+@pytest.mark.slow
 def test_the_temperature_of_mpo_has_a_floor(catch_run):
     # With nothing learnt yet KL(π_MPO, π) is far below its limit, so the dual step lowers η; the
     # floor of 1, where it starts, holds it.
@@ -274,7 +279,7 @@ def test_sampled_estimators_approach_the_exact_ones(catch_run):
     "changes",
     [
         {"agent": {"baseline": "expected_q"}},
-        {"model": {"value_target": "return"}},
+        pytest.param({"model": {"value_target": "return"}}, marks=pytest.mark.slow),
         pytest.param({"model": {"absorbing": True}}, marks=pytest.mark.slow),
         pytest.param({"agent": {"dynamics_gradient_scale": 0.5}}, marks=pytest.mark.slow),
     ],

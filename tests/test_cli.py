@@ -161,6 +161,7 @@ def test_record_and_plot_make_files(finished_run, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_init_from_starts_with_another_runs_parameters(finished_run, tmp_path):
     from muesli.runners.player import load
 

@@ -154,6 +154,7 @@ def test_devices_are_chosen_by_number():
             choose_devices(text)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_on_another_number_of_devices(tmp_path):
     """What was learnt and stored is the same; only the draws from the ring differ from then on."""
     sent = []

@@ -180,6 +180,7 @@ def test_the_mcts_update_must_act_by_search():
         validate(replace(acting, search=SearchConfig(simulations=0)))
 
 
+@pytest.mark.slow
 def test_the_mcts_update_distils_what_the_actors_acted_by():
     base = presets.with_update(small_tic_tac_toe(), "mcts")
     config = replace(

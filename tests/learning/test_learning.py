@@ -53,7 +53,7 @@ COVER = [
     ("mpo", "none", None),
     ("direct_mpo", "lstm", None),
     ("pg", "none", 16),
-    ("trpo_penalty", "none", 16),
+    ("trpo_penalty", "lstm", 16),
     ("ppo", "none", None),
 ]
 REST = [
