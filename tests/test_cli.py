@@ -283,3 +283,19 @@ def test_doctor_says_what_is_there(capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "device 0" in text and "extra atari" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--distributed.local", "1", "--distributed.local: must be at least 2, got 1"),
+        ("--distributed.processes", "2", "--distributed.coordinator: HOST:PORT of process 0 is"),
+        ("--distributed.timeout-seconds", "0", "--distributed.timeout-seconds: must be above 0"),
+    ],
+)
+def test_wrong_settings_of_processes_are_one_line_however_it_is_started(flag, value, said):
+    # As --distributed.local starts its processes.
+    words = [sys.executable, "-m", "muesli.cli.main", "train", "catch", flag, value]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"muesli train: {said}") and done.stderr.count("\n") == 1

@@ -127,7 +127,7 @@ def test_configurations_that_differ_are_told_apart(coordinator):
     cards += [{"config": {"seed": 1, "env": {"num_envs": 32}}}]
     answers = meeting(coordinator, 3, cards)
     assert all(isinstance(answer, ConfigError) for answer in answers)
-    assert all("env.num_envs (64 there, 32 here)" in str(answer) for answer in answers)
+    assert all("env.num_envs is 64 at process 0 and 32 there" in str(answer) for answer in answers)
     assert all("process 2" in str(answer) for answer in answers)
 
 

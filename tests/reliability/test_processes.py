@@ -134,7 +134,7 @@ def test_settings_that_differ_are_told_by_all(launcher, tmp_path):
     two = start(launcher, 2, "train", "catch", *TINY, "--run-dir", run_dir, changed=changed)
     finish(two, 2)
     for process in two:
-        assert "optimiser.learning_rate" in process.text() and "0.5 here" in process.text()
+        assert "optimiser.learning_rate" in process.text() and "0.5 there" in process.text()
         assert "Traceback" not in process.text()
     assert not run_dir.exists()
 

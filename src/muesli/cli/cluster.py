@@ -66,8 +66,14 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long a process may be silent before the others leave (60)",
     )
-    add("--distributed.start-seconds", dest="start_seconds", type=float, default=300.0,
-        metavar="S", help="how long to wait until all processes have come (300)")  # fmt: skip
+    add(
+        "--distributed.start-seconds",
+        dest="start_seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="how long to wait until all processes have come (300)",
+    )
 
 
 def _cluster(own: Any) -> Any:

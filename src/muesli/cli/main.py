@@ -100,4 +100,5 @@ def _call(name: str, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The module as others import it: as __main__ it would know another UsageError than they raise.
+    sys.exit(importlib.import_module("muesli.cli.main").main())

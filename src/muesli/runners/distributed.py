@@ -19,7 +19,7 @@ from muesli.checkpoint import CheckpointError
 from muesli.config import ConfigError
 from muesli.runners.faults import TrainingError
 from muesli.runners.peers import ALONE, Card, Cluster, Peers, meet
-from muesli.runners.saving import differences, tell
+from muesli.runners.saving import differences
 
 _MOMENT_SECONDS = 2.0
 
@@ -57,8 +57,11 @@ def versions() -> dict[str, str]:
 def compare(first: Card, other: Card) -> str | None:
     """What another process has to do differently from process 0, in words."""
     changed = differences(dict(first), dict(other))
-    changed = {name.removeprefix("config."): pair for name, pair in changed.items()}
-    return f"it is set otherwise than process 0 ({tell(changed)})" if changed else None
+    told = [
+        f"{name.removeprefix('config.')} is {there} at process 0 and {here} there"
+        for name, (there, here) in changed.items()
+    ]
+    return ", ".join(told) or None
 
 
 @contextlib.contextmanager

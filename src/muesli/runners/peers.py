@@ -335,7 +335,8 @@ def _host(
                 _refuse(link, f"distributed: {wrong}")
                 link.close()  # the right one may still come
                 continue
-            send(link, {"wait": cluster.start_seconds})
+            with contextlib.suppress(OSError):  # gone again: it may still be replaced
+                send(link, {"wait": cluster.start_seconds})
             links[guest], names[guest] = link, name
             if differs and failure is None:
                 failure = f"distributed: process {guest} ({name}) was sent away: {differs}"
