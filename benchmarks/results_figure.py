@@ -1,4 +1,4 @@
-"""Draws docs/images/minatar_gpu.png from the result files in results/."""
+"""Draws docs/images/minatar_gpu.png and atari_h200.png from the result files in results/."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from muesli.plots import COLOURS, style
 
@@ -17,7 +18,52 @@ ROOT = Path(__file__).resolve().parent.parent
 PPO = {"breakout": 50, "asterix": 23, "space_invaders": 149, "freeway": 63, "seaquest": 54}
 
 
+# Ms. Pacman at 10M frames: dopamine's Rainbow with IMPALA's network and sticky actions.
+RAINBOW = 2593
+
+
 def main() -> None:
+    for name, draw in (("minatar_gpu", minatar), ("atari_h200", atari)):
+        figure = draw()
+        figure.tight_layout()
+        output = ROOT / "docs" / "images" / f"{name}.png"
+        figure.savefig(output)
+        print(output)
+
+
+def atari() -> Figure:
+    """Returns of two games, and what the network knew meanwhile."""
+    figure, (breakout, pacman, knows) = plt.subplots(1, 3, figsize=(13.0, 3.6), dpi=110)
+    told, untold = "told the frequencies of its targets", "not told"
+    for axes, file, label, colour in (
+        (breakout, "atari_h200_breakout", untold, COLOURS[1]),
+        (pacman, "atari_h200_ms_pacman", told, COLOURS[0]),
+        (pacman, "atari_h200_ms_pacman_uninformed", untold, COLOURS[1]),
+    ):
+        rows = json.loads((ROOT / "results" / f"{file}.json").read_text())["rows"]
+
+        def curve(key: str, rows: list[dict[str, float]] = rows) -> tuple[list[float], list[float]]:
+            known = [row for row in rows if key in row]
+            return [row["env_frames"] / 1e6 for row in known], [row[key] for row in known]
+
+        line = {"color": colour, "linewidth": 1.8, "label": label}
+        axes.plot(*curve("episode_return_mean"), **line)
+        if axes is pacman:
+            knows.plot(*curve("value_explained_variance"), **line)
+    breakout.set_title("Breakout: return", fontsize=10)
+    pacman.set_title("Ms. Pacman: return", fontsize=10)
+    pacman.plot([10], [RAINBOW], "o", color="0.4", label="Rainbow-IMPALA at 10M")
+    knows.set_title("Ms. Pacman: explained variance of returns", fontsize=10)
+    knows.set_ylim(-0.1, 1.0)
+    for axes in (breakout, pacman, knows):
+        axes.set_xlabel("million frames")
+        axes.set_xlim(left=0.0)
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        style(axes)
+    return figure
+
+
+def minatar() -> Figure:
     figure, panels = plt.subplots(1, 5, figsize=(15.0, 3.2), dpi=110)
     for axes, (game, ppo) in zip(panels, PPO.items(), strict=True):
         files = sorted((ROOT / "results").glob(f"minatar_gpu_{game}*.json"))
@@ -38,10 +84,7 @@ def main() -> None:
         axes.legend(frameon=False, fontsize=7)
         style(axes)
     panels[0].set_ylabel("episode return")
-    figure.tight_layout()
-    output = ROOT / "docs" / "images" / "minatar_gpu.png"
-    figure.savefig(output)
-    print(output)
+    return figure
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from muesli import presets
 from muesli import replay as ring
-from muesli.agent import estimate, loss_weights, make_targets, unroll
+from muesli.agent import estimate, loss_weights, make_targets, supports, unroll
 from muesli.config import UPDATE_DEFAULTS, Config
 from muesli.ops.moments import deviation
+from muesli.ops.values import encode
 from muesli.policy_updates import UPDATES
 from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
@@ -114,6 +115,44 @@ def test_an_update_in_pieces_is_the_whole_update(catch_run, name, samples, norma
     assert set(whole_metrics) == set(metrics)
     for same in ("loss_total", "loss_policy", "advantage_sigma", "policy_entropy", "gradient_norm"):
         np.testing.assert_allclose(whole_metrics[same], metrics[same], rtol=1e-4)
+
+
+@pytest.mark.parametrize("pieces", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_an_update_tells_the_heads_how_often_each_target_came(pieces):
+    config = small()
+    network = replace(config.network, value_head_prior_rate=0.25)
+    batch = replace(config.batch, micro_batches=pieces)
+    run = collected(replace(config, network=network, batch=batch))
+    _, value_support = supports(run.parts.config)
+
+    def of_targets(state, key):
+        online, prior = (
+            unroll(run.parts.network, p, run.batch) for p in (state.online, state.prior)
+        )
+        targets, _ = make_targets(
+            run.parts.network, run.parts.config, run.parts.env.spec, state, run.batch, online,
+            prior, key,
+        )  # fmt: skip
+        valid = (
+            ~np.asarray(targets.step_type == 2)[:, :-1] & np.asarray(targets.values_valid)[:, :-1]
+        )
+        shares = np.asarray(encode(targets.values[:, :-1], value_support))[valid].mean(0)
+        return 0.999 * shares + 0.001 / shares.size
+
+    def expected(state, heads):
+        return np.exp(state.online[heads]["value_head"]["expected"])
+
+    first, second = jax.random.split(jax.random.key(7))
+    after, _ = run.update(run.state, run.batch, first)
+    once = of_targets(run.state, first)
+    for heads in ("root_heads", "model_heads"):
+        np.testing.assert_allclose(expected(after, heads), once, rtol=1e-4)
+    # The second batch has a share of one half, and of value_head_prior_rate from the fourth on.
+    for step, share in ((1, 0.5), (10, 0.25)):
+        state = after._replace(step=jnp.int32(step))
+        later, _ = run.update(state, run.batch, second)
+        wanted = (1 - share) * once + share * of_targets(state, second)
+        np.testing.assert_allclose(expected(later, "root_heads"), wanted, rtol=1e-4)
 
 
 def test_the_prior_is_the_moving_average_of_the_online_parameters(catch_run):

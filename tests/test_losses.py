@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from muesli.config import ModelLossConfig
+from muesli.diagnostics import explained_shares
 from muesli.distributions import Categorical, DiagonalNormal
 from muesli.losses import (
     ModelLosses,
@@ -22,12 +23,13 @@ from muesli.losses import (
     model_losses,
     policy_model_losses,
     reward_targets,
+    target_frequencies,
     unroll_index,
     unroll_masks,
     value_targets,
 )
 from muesli.ops.values import Support
-from muesli.types import PolicyTarget, StepType, Targets
+from muesli.types import Frequencies, PolicyTarget, StepType, Targets
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 T, K, A, N = 9, 3, 4, 2
@@ -491,6 +493,46 @@ def test_averaged_over_all_steps_a_prediction_weighs_the_same_wherever_its_episo
         weights.append(gradient[0, 0])
     assert_allclose(weights[0], weights[1], rtol=1e-6)
     assert np.abs(weights[0]).max() > 0.0
+
+
+@quick
+@given(seed=seeds)
+def test_frequencies_equal_a_count_over_the_records_that_are_trained(seed: int) -> None:
+    cases = [random_case(seed), random_case(seed + 1)]
+    targets = jax.tree.map(lambda *x: np.stack(x), *(case.targets for case in cases))
+    trained = targets.step_type[:, :-1] != LAST
+    wanted = {"reward": [], "value": []}
+    for b, t in zip(*np.nonzero(trained), strict=True):
+        # −log of a bin's share is what a prediction of that bin alone would cost.
+        for name, x, support, counts in (
+            ("reward", targets.rewards[b, t], REWARD_SUPPORT, True),
+            ("value", targets.values[b, t], VALUE_SUPPORT, targets.values_valid[b, t]),
+        ):
+            if counts:
+                one_hot = np.eye(support.num_bins) * 50.0
+                costs = [slow_cross_entropy(one_hot[i], x, support) for i in range(len(one_hot))]
+                wanted[name].append(1.0 - np.array(costs) / 50.0)
+    got = target_frequencies(targets, jnp.asarray(trained), REWARD_SUPPORT, VALUE_SUPPORT)
+    for name, shares in wanted.items():
+        support = REWARD_SUPPORT if name == "reward" else VALUE_SUPPORT
+        mean = np.mean(shares, axis=0) if shares else np.zeros(support.num_bins)
+        assert_allclose(getattr(got, name), mean, atol=1e-5)
+        entropies = [-np.sum(p * np.log(np.maximum(p, 1e-12))) for p in np.clip(shares, 0, 1)]
+        floor = np.mean(entropies) if shares else 0.0
+        assert_allclose(getattr(got, f"{name}_floor"), floor, atol=1e-4)
+
+
+def test_explained_shares_run_from_knowing_frequencies_to_knowing_each_target() -> None:
+    # Rewards 0 and h⁻¹(1.5), as often: two bins hold a quarter each, and log 2 is left to each.
+    reward = np.array([0.0, 0.0, 0.5, 0.25, 0.25])
+    floor = 0.5 * np.log(2.0)
+    frequencies = Frequencies(reward, np.full(7, 1 / 7), floor, 0.0)
+    nothing = 0.5 * np.log(2.0) + 0.5 * np.log(4.0)
+    for loss, share in ((nothing, 0.0), (floor, 1.0), (0.5 * (nothing + floor), 0.5)):
+        metrics = {"loss_reward_step_1": loss, "loss_value_step_1": np.log(7.0)}
+        shares = explained_shares(metrics, frequencies)
+        assert_allclose(shares["reward_explained"], share, atol=1e-6)
+        assert_allclose(shares["value_explained"], 0.0, atol=1e-6)
 
 
 def test_a_direct_model_has_no_reward_loss() -> None:

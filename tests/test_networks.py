@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.test_util import check_grads
@@ -15,7 +16,8 @@ from muesli.config import NetworkConfig
 from muesli.networks import layers, make_network
 from muesli.networks.layers import BoardConv, Lstm, WideLinear, max_pool
 from muesli.networks.network import UnrollInputs
-from muesli.types import EnvSpec
+from muesli.ops.values import Support, cross_entropy, encode
+from muesli.types import EnvSpec, Frequencies
 
 replace = dataclasses.replace
 SMALL = NetworkConfig(
@@ -426,3 +428,124 @@ def test_value_and_reward_heads_start_at_the_configured_scale_and_the_policy_nea
             for name, kernel in kernels.items():
                 wanted = 0.01 if name == "policy_head" else scale
                 np.testing.assert_allclose(np.std(kernel), wanted / np.sqrt(inputs), rtol=0.05)
+
+
+INFORMED = replace(
+    SMALL, torso="mlp", torso_channels=(), value_head_scale=1.0, value_head_prior_rate=0.05
+)
+FLOORS = (jnp.zeros(()), jnp.zeros(()))
+
+
+def _seen(records: int) -> UnrollInputs:
+    observation = jax.random.normal(jax.random.key(3), (1, records, 5))
+    nothing = jnp.zeros((1, records))
+    return UnrollInputs(
+        observation, None, nothing.astype(jnp.int32), nothing, jnp.ones((1, records), bool)
+    )
+
+
+def test_informed_heads_add_the_log_frequencies_they_were_told():
+    network = make_network(VECTOR, INFORMED)
+    before = network.init(jax.random.key(0))
+    value = np.full(11, 0.0)
+    value[7], value[8] = 0.75, 0.25
+    reward = np.full(7, 1 / 7)
+    told = network.expect(
+        before, Frequencies(jnp.array(reward), jnp.array(value), *FLOORS), jnp.float32(1)
+    )
+
+    # All at once: of what was heard 999 parts, of every bin's equal chance one.
+    wanted = np.log(0.999 * value + 0.001 / 11)
+    for heads in ("root_heads", "model_heads"):
+        np.testing.assert_allclose(told[heads]["value_head"]["expected"], wanted, atol=1e-6)
+    np.testing.assert_allclose(
+        told["model_heads"]["reward_head"]["expected"], np.log(reward), atol=1e-6
+    )
+    # The logits move by just that, in reality, in the model and one step ahead.
+    state = network.initial_state(4)
+    (old, _), (new, _) = (network.unroll(p, _seen(4), state) for p in (before, told))
+    start = -np.abs(np.linspace(-5, 5, 11))
+    np.testing.assert_allclose(
+        new.value_logits - old.value_logits, np.broadcast_to(wanted - start, (1, 4, 11)), atol=1e-5
+    )
+    embedding = jax.tree.map(lambda x: x[0], new.embedding)
+    actions = jnp.array([0, 1, 2, 0])
+    for of in (
+        lambda p: network.model_step(p, embedding, actions).value_logits,
+        lambda p: network.look_ahead(p, embedding, actions[:, None])[1][:, 0],
+    ):
+        moved = of(told) - of(before)
+        np.testing.assert_allclose(moved, np.broadcast_to(wanted - start, (4, 11)), atol=1e-5)
+    # Nothing else has changed.
+    same = jax.tree.map(np.array_equal, before, told)
+    assert {p[-1].key for p, kept in jax.tree.leaves_with_path(same) if not kept} == {"expected"}
+
+
+def test_informed_heads_follow_slowly_and_no_gradient_moves_them():
+    network = make_network(VECTOR, INFORMED)
+    params = network.init(jax.random.key(0))
+    params["root_heads"]["value_head"]["expected"] = jnp.log(jnp.full(11, 1 / 11))
+    value = jnp.zeros(11).at[3].set(1.0)
+    frequencies = Frequencies(jnp.full(7, 1 / 7), value, *FLOORS)
+    told = network.expect(params, frequencies, jnp.float32(0.1))
+    probabilities = np.exp(told["root_heads"]["value_head"]["expected"])
+    wanted = 0.9 / 11 + 0.1 * (0.999 * np.asarray(value) + 0.001 / 11)
+    np.testing.assert_allclose(probabilities, wanted, rtol=1e-5)
+
+    def loss(params):
+        root, _ = network.unroll(params, _seen(4), network.initial_state(4))
+        embedding = jax.tree.map(lambda x: x[0], root.embedding)
+        model = network.model_step(params, embedding, jnp.zeros(4, jnp.int32))
+        return sum(
+            jnp.sum(x[..., 2]) for x in (root.value_logits, model.value_logits, model.reward_logits)
+        )
+
+    gradients = jax.grad(loss)(params)
+    heads = [gradients["root_heads"]["value_head"], *(
+        gradients["model_heads"][name] for name in ("value_head", "reward_head")
+    )]  # fmt: skip
+    for head in heads:
+        assert float(jnp.abs(head["expected"]).max()) == 0.0
+        assert float(jnp.abs(head["kernel"]).max()) > 0.0
+
+
+def test_values_far_from_zero_cost_uninformed_heads_their_features():
+    """The network learns values around 80. What of its features still tells states apart?"""
+    support = Support(-20.0, 20.0, 41)
+    inputs = _seen(64)
+    targets = 80.0 + 10.0 * inputs.observation[0, :, 0]
+    of_targets = encode(targets, support)
+
+    def variation(rate: float) -> float:
+        config = replace(
+            INFORMED, value_head_prior_rate=rate, core="none", torso_units=64, torso_channels=(64,),
+            value_bins=41, value_max=20.0,
+        )  # fmt: skip
+        network = make_network(VECTOR, config)
+        optimiser = optax.adam(1e-3)
+
+        def loss(params):
+            root, _ = network.unroll(params, inputs, network.initial_state(64))
+            losses = cross_entropy(root.value_logits[0], targets, support)
+            return losses.mean(), root.embedding
+
+        @jax.jit
+        def step(params, state):
+            gradients, embedding = jax.grad(loss, has_aux=True)(params)
+            updates, state = optimiser.update(gradients, state)
+            params = optax.apply_updates(params, updates)
+            if network.expect is not None:
+                frequencies = Frequencies(jnp.full(7, 1 / 7), of_targets.mean(0), *FLOORS)
+                params = network.expect(params, frequencies, jnp.float32(rate))
+            features = jax.tree.leaves(embedding)[0][0]
+            return params, state, jnp.var(features, axis=0).mean() / jnp.mean(features**2)
+
+        params = network.init(jax.random.key(0))
+        state = optimiser.init(params)
+        for _ in range(150):
+            params, state, varied = step(params, state)
+        return float(varied)
+
+    informed, uninformed = variation(0.5), variation(0.0)
+    print(informed, uninformed)
+    assert uninformed < 0.5 * informed

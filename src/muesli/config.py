@@ -172,6 +172,10 @@ class NetworkConfig:
     """The weights of the value and reward heads start with this standard deviation over √inputs.
     Near 0, layers below hear little of their errors at first; beside the noise of the policy's
     gradient, pictures need about 1."""
+    value_head_prior_rate: float = 0.0
+    """How quickly the value and reward heads follow, per update, the frequencies of their targets:
+    they then learn only what sets a state apart from all others. 0: they start around 0 and learn
+    the rest, for which a network whose values are far from 0 spends its features."""
     squash_actions: bool = True
     """Continuous policies: squash actions by tanh."""
     init_log_scale: float = 0.0
@@ -431,6 +435,7 @@ def validate(config: Config) -> None:
         ("env.atari.sticky_action_probability", sticky, 0.0, 1.0),
         ("agent.trace_lambda", agent.trace_lambda, 0.0, 1.0),
         ("agent.target_rate", agent.target_rate, 0.0, 1.0),
+        ("network.value_head_prior_rate", config.network.value_head_prior_rate, 0.0, 1.0),
         ("search.dirichlet_fraction", config.search.dirichlet_fraction, 0.0, 1.0),
         ("update.uniform_prior_weight", update.uniform_prior_weight, 0.0, 1.0),
         ("update.behaviour_prior_weight", update.behaviour_prior_weight, 0.0, 1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import entr
 
 from muesli.config import Config
 from muesli.losses import ModelLosses
@@ -12,6 +13,7 @@ from muesli.ops.targets import distillation
 from muesli.policy_updates import cmpo_target
 from muesli.types import (
     Array,
+    Frequencies,
     Metrics,
     Moment,
     PolicyInputs,
@@ -24,6 +26,21 @@ from muesli.types import (
 def masked_mean(x: Array, mask: Array) -> Array:
     """Mean of x over the records that count, []."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(1.0, jnp.sum(mask))
+
+
+def explained_shares(metrics: Metrics, frequencies: Frequencies) -> Metrics:
+    """How much of what can be known of rewards and values the model knows one step ahead, each [].
+
+    0: no more than how often each occurs; 1: every one in advance. metrics: those of
+    ``diagnostics``.
+    """
+    shares = {}
+    for name in ("reward", "value"):
+        nothing = jnp.sum(entr(getattr(frequencies, name)))
+        everything = getattr(frequencies, f"{name}_floor")
+        gained = nothing - metrics[f"loss_{name}_step_1"]
+        shares[f"{name}_explained"] = gained / jnp.maximum(nothing - everything, 1e-6)
+    return shares
 
 
 def diagnostics(
@@ -53,7 +70,8 @@ def diagnostics(
     clipped = possible & (jnp.abs(config.update.advantage_scale * advantages) > threshold)
     cmpo = jax.vmap(jax.vmap(lambda x: distillation(x.policy, cmpo_target(x, config.update))))
     ratio = inputs.policy.log_prob(inputs.action) - inputs.behaviour.log_prob(inputs.action)
-    features = jax.tree.leaves(root.embedding)[0]
+    features = jax.tree.leaves(root.embedding)[0].astype(jnp.float32)
+    power = jnp.mean(jnp.square(features))
     metrics = {
         "policy_entropy": mean(head(inputs.policy.entropy())),
         "kl_prior_online": mean(head(inputs.prior.kl(inputs.policy))),
@@ -68,7 +86,8 @@ def diagnostics(
         "return_mean": mean(targets.returns),
         "reward_mean": mean(targets.rewards),
         "rho_clipped_share": mean(head(ratio > 0.0)),
-        "feature_scale": jnp.sqrt(jnp.mean(jnp.square(features.astype(jnp.float32)))),
+        "feature_scale": jnp.sqrt(power),
+        "feature_variation": jnp.mean(jnp.var(features, axis=(0, 1))) / jnp.maximum(power, 1e-12),
     }
     for name, valid in (
         ("reward", model.outcome_valid),

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import entr
 
 from muesli.checks import check_shape, check_vector
 from muesli.config import ModelLossConfig
 from muesli.distributions import Policy
 from muesli.ops.targets import distillation
-from muesli.ops.values import Support, cross_entropy
-from muesli.types import Array, PolicyTarget, Targets, is_last
+from muesli.ops.values import Support, cross_entropy, encode
+from muesli.types import Array, Frequencies, PolicyTarget, Targets, is_last
 
 
 class ModelPredictions(NamedTuple):
@@ -131,6 +132,25 @@ def policy_model_losses(policy: Policy, target: PolicyTarget) -> Array:
     index = unroll_index(length, unroll_steps)
     shifted = jax.tree.map(lambda x: x[index], target)
     return jax.vmap(jax.vmap(distillation))(policy, shifted)
+
+
+def target_frequencies(
+    targets: Targets, trained: Array, reward_support: Support, value_support: Support
+) -> Frequencies:
+    """How often each bin is the target of a reward or value: of records [B, T], where ``trained``.
+
+    targets: Targets with leading axis [B].
+    """
+
+    def mean(x: Array, counts: Array, support: Support) -> tuple[Array, Array]:
+        shares = encode(x, support) * counts[..., None]
+        number = jnp.maximum(1.0, jnp.sum(counts))
+        return jnp.sum(shares, axis=(0, 1)) / number, jnp.sum(entr(shares)) / number
+
+    valid = trained & targets.values_valid[:, :-1]
+    reward, reward_floor = mean(targets.rewards, trained, reward_support)
+    value, value_floor = mean(targets.values[:, :-1], valid, value_support)
+    return Frequencies(reward, value, reward_floor, value_floor)
 
 
 def _mean_over_steps(losses: Array, mask: Array, average_over: str) -> Array:

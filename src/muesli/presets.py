@@ -24,7 +24,13 @@ from muesli.config import (
 
 def _for_pictures(network: NetworkConfig) -> NetworkConfig:
     """What lets a picture's few moving pixels be heard (docs/results.md, on Atari)."""
-    return replace(network, normalise_observations=True, observation_clip=5.0, value_head_scale=1.0)
+    return replace(
+        network,
+        normalise_observations=True,
+        observation_clip=5.0,
+        value_head_scale=1.0,
+        value_head_prior_rate=0.05,
+    )
 
 
 def atari() -> Config:

@@ -236,6 +236,19 @@ class Moment(NamedTuple):
     decay_product: Array
 
 
+class Frequencies(NamedTuple):
+    """How often each bin is a target, in mean over a batch, and how far targets are no single bin.
+
+    reward, value: [bins], summing to 1; reward_floor, value_floor: [], the entropy of a target, in
+    mean: the least cross-entropy there is.
+    """
+
+    reward: Array
+    value: Array
+    reward_floor: Array
+    value_floor: Array
+
+
 class Statistics(NamedTuple):
     """Running statistics of every element of an observation.
 

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import optax
 
 from muesli.agent.acting import Acting, initial_actor, make_act
-from muesli.agent.pieces import gradient_in_pieces
+from muesli.agent.pieces import Findings, gradient_in_pieces
 from muesli.agent.predictions import supports, unroll, unroll_model
 from muesli.agent.targets import make_targets
 from muesli.config import Config
-from muesli.diagnostics import diagnostics, masked_mean
+from muesli.diagnostics import diagnostics, explained_shares, masked_mean
 from muesli.distributions import Policy
-from muesli.losses import model_losses
+from muesli.losses import model_losses, target_frequencies
 from muesli.networks.network import Network
 from muesli.ops.moments import deviation, init_moment
 from muesli.ops.standardise import init_statistics, standardise, update_statistics
@@ -109,13 +109,17 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
     def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
         if config.batch.micro_batches == 1:
-            gradients, moment, metrics = differentiate(state, batch, key)
+            gradients, moment, (metrics, frequencies) = differentiate(state, batch, key)
         else:
-            gradients, moment, metrics = gradient_in_pieces(
+            gradients, moment, (metrics, frequencies) = gradient_in_pieces(
                 network, config, spec, look, losses_of, state, batch, key
             )
         updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.online)
         online = optax.apply_updates(state.online, updates)
+        if network.expect is not None:
+            # The first batch says all there is to know; from then on a moving average.
+            share = jnp.maximum(config.network.value_head_prior_rate, 1.0 / (state.step + 1.0))
+            online = network.expect(online, frequencies, share)
         rate = config.agent.target_rate
         prior = jax.tree.map(lambda p, o: (1.0 - rate) * p + rate * o, state.prior, online)
         dual = state.dual
@@ -136,21 +140,21 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
     def differentiate(
         state: AgentState, batch: Trajectory, key: PRNGKey
-    ) -> tuple[PyTree, Moment, Metrics]:
+    ) -> tuple[PyTree, Moment, Findings]:
         """The gradient of L_total on one batch, in one pass."""
         batch = look(batch, state.normaliser)
 
-        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Metrics]]:
+        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Findings]]:
             # Form the minibatch's predictions, with gradients (online) and without (prior).
             online = unroll(network, params, batch)
             prior = unroll(network, state.prior, batch)
             # Returns, the advantage moment, normalised advantages: all that losses hold constant.
             targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
-            total, metrics = losses_of(params, batch, online, targets, moment)
-            return total, (moment, metrics)
+            total, findings = losses_of(params, batch, online, targets, moment)
+            return total, (moment, findings)
 
-        gradients, (moment, metrics) = jax.grad(loss_fn, has_aux=True)(state.online)
-        return gradients, moment, metrics
+        gradients, (moment, findings) = jax.grad(loss_fn, has_aux=True)(state.online)
+        return gradients, moment, findings
 
     def losses_of(
         params: PyTree,
@@ -158,7 +162,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         online: RootOutput,
         targets: Targets,
         moment: Moment,
-    ) -> tuple[Array, Metrics]:
+    ) -> tuple[Array, Findings]:
         """L_total of a batch whose targets are known. Nothing in them carries gradients."""
         targets = jax.lax.stop_gradient(targets)
         # L_PG+CMPO (or another policy loss) in every state.
@@ -182,8 +186,10 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
         metrics = {f"loss_{name}": loss for name, loss in losses.items()} | {"loss_total": total}
         metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
+        frequencies = target_frequencies(targets, trained, reward_support, value_support)
         metrics |= diagnostics(config, inputs, online, targets, model, moment)
-        return total, metrics
+        metrics |= explained_shares(metrics, frequencies)
+        return total, Findings(metrics, frequencies)
 
     def update_dual(dual: Dual, divergence: Array) -> Dual:
         gradient = mpo_dual_gradient(divergence, config.update)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from muesli.types import (
     AgentState,
     Array,
     EnvSpec,
+    Frequencies,
     Metrics,
     Moment,
     PRNGKey,
@@ -29,7 +31,19 @@ from muesli.types import (
 
 Look = Callable[[Trajectory, Statistics | None], Trajectory]
 """The batch as the network sees it."""
-LossesOf = Callable[[PyTree, Trajectory, RootOutput, Targets, Moment], tuple[Array, Metrics]]
+
+
+class Findings(NamedTuple):
+    """What an update learnt of its batch beside the gradient; all of it means over records.
+
+    metrics: each []; frequencies: those of the targets.
+    """
+
+    metrics: Metrics
+    frequencies: Frequencies
+
+
+LossesOf = Callable[[PyTree, Trajectory, RootOutput, Targets, Moment], tuple[Array, Findings]]
 """L_total of a batch whose targets are known."""
 
 
@@ -42,7 +56,7 @@ def gradient_in_pieces(
     state: AgentState,
     batch: Trajectory,
     key: PRNGKey,
-) -> tuple[PyTree, Moment, Metrics]:
+) -> tuple[PyTree, Moment, Findings]:
     """The gradient of L_total from pieces of the batch, in a fraction of its memory.
 
     The moment is that of the whole batch, so the targets of all pieces come first; the online
@@ -76,19 +90,19 @@ def gradient_in_pieces(
         estimates = centre(estimates, trained)
     shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
 
-    def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Metrics]:
+    def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Findings]:
         c, raw, share = of_piece
         piece = look(piece_of(batch, c), state.normaliser)
         targets = normalise(raw, moment, config)
 
-        def loss_fn(params: PyTree) -> tuple[Array, Metrics]:
+        def loss_fn(params: PyTree) -> tuple[Array, Findings]:
             online = unroll(network, params, piece)
-            loss, metrics = losses_of(params, piece, online, targets, moment)
-            return share * loss, jax.tree.map(lambda x: share * x, metrics)
+            loss, findings = losses_of(params, piece, online, targets, moment)
+            return share * loss, jax.tree.map(lambda x: share * x, findings)
 
-        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.online)
-        return jax.tree.map(jnp.add, total, gradients), metrics
+        gradients, findings = jax.grad(loss_fn, has_aux=True)(state.online)
+        return jax.tree.map(jnp.add, total, gradients), findings
 
     zeros = jax.tree.map(jnp.zeros_like, state.online)
-    gradients, metrics = jax.lax.scan(add_piece, zeros, (jnp.arange(count), estimates, shares))
-    return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), metrics)
+    gradients, findings = jax.lax.scan(add_piece, zeros, (jnp.arange(count), estimates, shares))
+    return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), findings)

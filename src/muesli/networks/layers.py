@@ -150,17 +150,58 @@ def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
     )
 
 
+class InformedHead(WideLinear):
+    """A head over bins that is told how often each is the target, and learns the difference.
+
+    Its answers are those of a dense layer plus ``expected``, log-frequencies without a gradient
+    that ``expect`` keeps. Otherwise the layers below would learn them: the quickest way to values
+    far from 0 is to turn every feature into a constant.
+    """
+
+    def __init__(self, inputs: int, start: Array, scale: float, dtype: Dtype, rngs: nnx.Rngs):
+        super().__init__(
+            inputs,
+            start.size,
+            kernel_init=_head_init(scale),
+            dtype=dtype,
+            param_dtype=jnp.float32,
+            rngs=rngs,
+        )
+        self.expected = nnx.Param(start)
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        return super().__call__(inputs, out_sharding) + jax.lax.stop_gradient(self.expected[...])
+
+    def expect(self, frequencies: Array, rate: Array) -> None:
+        """Moves what is expected towards the frequencies of a batch, [bins]."""
+        # What never occurred stays possible.
+        target = (1.0 - _UNSEEN) * frequencies + _UNSEEN / frequencies.size
+        before = jax.nn.softmax(self.expected[...])
+        self.expected[...] = jnp.log((1.0 - rate) * before + rate * target)
+
+
+_UNSEEN = 1e-3
+
+
 def categorical_head(
-    inputs: int, bins: int, maximum: float, scale: float, dtype: Dtype, rngs: nnx.Rngs
+    inputs: int,
+    bins: int,
+    maximum: float,
+    scale: float,
+    dtype: Dtype,
+    rngs: nnx.Rngs,
+    informed: bool = False,
 ) -> WideLinear:
     """An output layer over the bins of a support ±maximum that starts concentrated around 0.
 
     Its bias starts as −|bin|, in squeezed units. From a uniform start over hundreds of bins the
     quickest way down is to turn every feature into a bias, and the features do not recover soon.
     Its weights start with standard deviation scale / √inputs: what the layers before it hear of
-    its errors is proportional to that.
+    its errors is proportional to that. Informed: it is told the frequencies of its targets later.
     """
     positions = jnp.linspace(-maximum, maximum, bins)
+    if informed:
+        return InformedHead(inputs, -jnp.abs(positions), scale, dtype, rngs)
     return WideLinear(
         inputs,
         bins,

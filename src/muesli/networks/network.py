@@ -12,10 +12,17 @@ from flax import nnx
 from muesli.config import NetworkConfig
 from muesli.distributions import Categorical, DiagonalNormal, Policy
 from muesli.networks.dynamics import DYNAMICS, MuZeroDynamics, encode_action
-from muesli.networks.layers import Lstm, categorical_head, head, linear, rms_normalise
+from muesli.networks.layers import (
+    InformedHead,
+    Lstm,
+    categorical_head,
+    head,
+    linear,
+    rms_normalise,
+)
 from muesli.networks.torsos import TORSOS
 from muesli.ops.values import squeeze
-from muesli.types import Array, EnvSpec, ModelOutput, PRNGKey, PyTree, RootOutput
+from muesli.types import Array, EnvSpec, Frequencies, ModelOutput, PRNGKey, PyTree, RootOutput
 
 
 class UnrollInputs(NamedTuple):
@@ -38,7 +45,9 @@ class Network(NamedTuple):
     init(key) -> params; initial_state(batch) -> recurrent state [B, ...];
     unroll(params, UnrollInputs [T, B], state [B]) -> (RootOutput [T, B], state [B]);
     model_step(params, embedding [M], action [M]) -> ModelOutput [M];
-    look_ahead(params, embedding [M], actions [M, N]) -> (reward_logits, value_logits) [M, N, bins].
+    look_ahead(params, embedding [M], actions [M, N]) -> (reward_logits, value_logits) [M, N, bins];
+    expect(params, Frequencies, rate []) -> params: told how often each reward and value was the
+    target in a batch; None for networks that do not want to know.
     """
 
     init: Callable[[PRNGKey], PyTree]
@@ -46,6 +55,7 @@ class Network(NamedTuple):
     unroll: Callable[[PyTree, UnrollInputs, PyTree], tuple[RootOutput, PyTree]]
     model_step: Callable[[PyTree, PyTree, Array], ModelOutput]
     look_ahead: Callable[[PyTree, PyTree, Array], tuple[Array, Array]]
+    expect: Callable[[PyTree, Frequencies, Array], PyTree] | None = None
 
 
 class _Heads(nnx.Module):
@@ -63,12 +73,14 @@ class _Heads(nnx.Module):
         self.config, self.spec = config, spec
         outputs = spec.num_actions if spec.num_actions is not None else 2 * spec.action_size
         self.policy_head = head(inputs, outputs, dtype, rngs)
-        scale = config.value_head_scale
+        scale, informed = config.value_head_scale, config.value_head_prior_rate > 0.0
         self.value_head = categorical_head(
-            inputs, config.value_bins, config.value_max, scale, dtype, rngs
+            inputs, config.value_bins, config.value_max, scale, dtype, rngs, informed
         )
         self.reward_head = (
-            categorical_head(inputs, config.reward_bins, config.reward_max, scale, dtype, rngs)
+            categorical_head(
+                inputs, config.reward_bins, config.reward_max, scale, dtype, rngs, informed
+            )
             if rewards
             else None
         )
@@ -94,6 +106,14 @@ class _Heads(nnx.Module):
     def reward(self, x: Array) -> Array:
         assert self.reward_head is not None
         return self.reward_head(x)
+
+    def expect(self, frequencies: Frequencies, rate: Array) -> None:
+        for informed, targets in (
+            (self.value_head, frequencies.value),
+            (self.reward_head, frequencies.reward),
+        ):
+            if isinstance(informed, InformedHead):
+                informed.expect(targets, rate)
 
 
 def _context_layer(inputs: int, features: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
@@ -202,6 +222,12 @@ def make_network(spec: EnvSpec, config: NetworkConfig) -> Network:
         network = _AgentNetwork(spec, config, nnx.Rngs(params=key))
         return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
+    def expect(params: PyTree, frequencies: Frequencies, rate: Array) -> PyTree:
+        told = module(params)
+        for heads in (told.root_heads, told.model_heads):
+            heads.expect(frequencies, rate)
+        return nnx.to_pure_dict(nnx.state(told, nnx.Param))
+
     def initial_state(batch: int) -> PyTree:
         if config.core == "none":
             return ()
@@ -214,6 +240,7 @@ def make_network(spec: EnvSpec, config: NetworkConfig) -> Network:
         unroll=lambda params, inputs, state: module(params).unroll(inputs, state),
         model_step=lambda params, embedding, action: module(params).model_step(embedding, action),
         look_ahead=lambda params, embedding, acts: module(params).look_ahead(embedding, acts),
+        expect=expect if config.value_head_prior_rate > 0.0 else None,
     )
 
 
