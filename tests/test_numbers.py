@@ -13,7 +13,7 @@ from muesli.config import ConfigError
 from muesli.fields import leaves, set_field
 from muesli.presets import with_update
 from muesli.runners.anakin import make_anakin
-from muesli.runners.engines import _over_runs
+from muesli.runners.engines.anakin import over_runs
 from muesli.runners.numbers import TRACEABLE, families, varying, with_numbers
 from muesli.runners.parts import build
 from muesli.runners.train import train_many
@@ -96,7 +96,7 @@ def test_runs_of_different_kinds_are_refused(tmp_path):
 def test_side_by_side_and_in_turn_agree(monkeypatch):
     function = lambda a, b, shared: (a["x"] * b, b + shared)
     arguments = {"x": jnp.arange(3.0)}, jnp.array([1.0, 2.0, 4.0]), jnp.array(7.0)
-    in_turn = _over_runs(function)(*arguments)
+    in_turn = over_runs(function)(*arguments)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    beside = _over_runs(function)(*arguments)
+    beside = over_runs(function)(*arguments)
     jax.tree.map(np.testing.assert_array_equal, in_turn, beside)
