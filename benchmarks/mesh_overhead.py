@@ -47,7 +47,7 @@ def plain_update(sebulba: Sebulba) -> Callable[..., Any]:
 
     def update(agent: Any, replay: Any, fresh: Any, key: Any) -> Any:
         sample_key, update_key = jax.random.split(keys.update_key(key, agent.step))
-        drawn = ring.sample(replay, sample_key, replayed, sebulba.config.env.frame_stack)
+        drawn = ring.sample(replay, sample_key, replayed, parts.stack)
         agent = parts.agent.observe(agent, fresh)
         agent, metrics = parts.agent.update(agent, ring.mix(fresh, drawn.batch), update_key)
         return agent, parts.agent.acting(agent), metrics

@@ -102,7 +102,9 @@ class Run:
         self._init = jit(anakin.init, out_shardings=layout)
         iterate = lambda state: anakin.iterate(state, 1)
         self._iterate = jit(iterate, out_shardings=(layout, None, None))
-        self._sample = jit(lambda replay: ring.sample(replay, jax.random.key(1), 64, frame_stack))
+        self._sample = jit(
+            lambda replay: ring.sample(replay, jax.random.key(1), 64, self.parts.stack)
+        )
         self._disagreement = jit(self.disagreement)
 
     def disagreement(self, params, batch):

@@ -30,7 +30,7 @@ _RECORDS = _BASE | {"config", "checkpoint", "metrics", "plots", "report", "video
 _EVERYTHING = (
     _LEARNER
     | _RECORDS
-    | {"agent", "envs", "go", "keys", "presets", "replay", "runners", "suites"}
+    | {"agent", "envs", "frames", "go", "keys", "presets", "replay", "runners", "suites"}
     | {"executors", "fields", "statistics"}
 )
 
@@ -55,8 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": _BASE | {"config"},
     "search": _MATHS | {"networks"},
     "keys": _BASE,
-    "envs": _BASE | {"config", "keys"},
-    "replay": _BASE | {"config"},
+    "frames": _BASE,
+    "envs": _BASE | {"config", "frames", "keys"},
+    "replay": _BASE | {"config", "frames"},
     # what a run leaves behind, and what is made of it
     "checkpoint": _BASE | {"config"},
     "metrics": _BASE | {"config"},

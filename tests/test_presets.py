@@ -52,6 +52,7 @@ TABLES = {
         "network.core": "none",
         "network.blocks": 16,
         "env.frame_stack": 16,
+        "env.stack_actions": True,
         "batch.batch_sequences": 768,
         "batch.online_sequences": 38,  # 95% replay
         "batch.replay_capacity_steps": 28_800_000,

@@ -7,6 +7,7 @@ import pytest
 
 from muesli import replay as ring
 from muesli.distributions import Categorical
+from muesli.frames import Stack, begin, mark, newest, push
 from muesli.types import ActorState, StepType, Trajectory, Transition
 
 SLOTS, LENGTH, CHUNKS = 3, 4, 5
@@ -38,10 +39,10 @@ def chunk(index: int, frame_stack: int = 1) -> Trajectory:
 
 
 def filled(count: int, frame_stack: int = 1) -> ring.Replay:
-    one = jax.tree.map(lambda x: x[0], chunk(0, frame_stack))
-    replay = ring.init_replay(one, SLOTS, CHUNKS, frame_stack)
+    one, stack = jax.tree.map(lambda x: x[0], chunk(0, frame_stack)), Stack(frame_stack)
+    replay = ring.init_replay(one, SLOTS, CHUNKS, stack)
     for index in range(count):
-        replay = ring.write(replay, chunk(index, frame_stack), frame_stack)
+        replay = ring.write(replay, chunk(index, frame_stack), stack)
     return replay
 
 
@@ -82,7 +83,7 @@ def test_frame_stacks_are_rebuilt_from_single_frames(count):
     stack = 3
     replay = filled(count, stack)
     assert replay.records.observation.shape == (SLOTS, CHUNKS * LENGTH, 1)
-    sample = ring.sample(replay, jax.random.key(1), 300, stack)
+    sample = ring.sample(replay, jax.random.key(1), 300, Stack(stack))
     stamp = np.asarray(sample.batch.transitions.reward)
     base, time = stamp - stamp % 1000, stamp % 1000
     episode_start = time - time % 6
@@ -93,6 +94,54 @@ def test_frame_stacks_are_rebuilt_from_single_frames(count):
     # In a full ring the history of the oldest chunk is gone, so it is not sampled.
     oldest = max(0, count - CHUNKS) + (1 if count >= CHUNKS else 0)
     assert set(time[:, 0] // LENGTH) == set(range(oldest, count - 1))
+
+
+def test_a_plane_behind_each_frame_tells_the_action_that_led_to_it():
+    stack = Stack(frames=2, actions=3)
+    frames = [jnp.full((2, 2, 1), 10 * k, jnp.uint8) for k in range(4)]
+    yes, no = jnp.array(True), jnp.array(False)
+    seen = begin(mark(frames[0], jnp.int32(2), yes, stack), stack)
+    rows = [seen]
+    for frame, action in zip(frames[1:], (0, 1, 2), strict=True):
+        seen = push(seen, mark(frame, jnp.int32(action), no, stack))
+        rows.append(seen)
+    # Bytes: a third of the actions is 85. What came before an episode's start is not told.
+    wanted = [[0, 0, 0, 0], [0, 0, 10, 85], [10, 85, 20, 170], [20, 170, 30, 255]]
+    np.testing.assert_array_equal([row[0, 0] for row in rows], wanted)
+    np.testing.assert_array_equal([row[1, 1] for row in rows], wanted)
+    assert stack.channels(1) == 4
+    np.testing.assert_array_equal([newest(row, stack)[0, 1, 0] for row in rows], [0, 10, 20, 30])
+    # Numbers stay what they are.
+    np.testing.assert_allclose(
+        mark(jnp.zeros((1, 1, 1)), jnp.int32(1), no, stack)[0, 0], [0.0, 2 / 3], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("count", [3, 5, 11])
+def test_planes_of_actions_are_rebuilt_from_the_actions_that_are_stored(count):
+    stack = Stack(frames=3, actions=3)
+
+    def picture(index):
+        """The same chunk with images of one pixel, as an actor would have seen them."""
+        plain = chunk(index, 3)
+        time = index * LENGTH + np.arange(LENGTH + 1)
+        at = [np.maximum(time - back, time - time % 6) for back in (2, 1, 0)]
+        shares = [np.where(t % 6 == 0, 0.0, ((t - 1) % 3 + 1) / 3) for t in at]
+        parts = []
+        for k in range(3):
+            parts += [plain.transitions.observation[..., k], np.tile(shares[k], (SLOTS, 1))]
+        observation = jnp.asarray(np.stack(parts, -1), jnp.float32)[:, :, None, None]
+        return plain._replace(transitions=plain.transitions._replace(observation=observation))
+
+    replay = ring.init_replay(jax.tree.map(lambda x: x[0], picture(0)), SLOTS, CHUNKS, stack)
+    for index in range(count):
+        replay = ring.write(replay, picture(index), stack)
+    assert replay.records.observation.shape == (SLOTS, CHUNKS * LENGTH, 1, 1, 1)
+    sample = ring.sample(replay, jax.random.key(1), 200, stack)
+    start = np.asarray(sample.batch.transitions.reward[:, 0])
+    for got, at in zip(sample.batch.transitions.observation, start, strict=True):
+        wanted = picture(int(at % 1000) // LENGTH).transitions.observation[int(at // 1000)]
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 def test_groups_of_slots_are_written_each_at_its_own_pace():

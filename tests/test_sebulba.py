@@ -5,6 +5,7 @@ import signal
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,12 +25,16 @@ from muesli.runners.train import train
 replace = dataclasses.replace
 
 
-def tiny(env="catch", groups=1, lockstep=True, frame_stack=1, core="lstm", **batch):
+def tiny(
+    env="catch", groups=1, lockstep=True, frame_stack=1, stack_actions=False, core="lstm", **batch
+):
     base = presets.catch()
     return replace(
         base,
         total_env_steps=600,
-        env=replace(base.env, name=env, num_envs=4, frame_stack=frame_stack),
+        env=replace(
+            base.env, name=env, num_envs=4, frame_stack=frame_stack, stack_actions=stack_actions
+        ),
         actors=replace(
             base.actors, runner="sebulba", groups=groups, lockstep=lockstep, max_restarts=0
         ),
@@ -105,10 +110,24 @@ def test_the_same_keys_give_the_same_trajectories_as_one_jitted_loop(groups):
     assert_same_experience(ours, theirs)
 
 
-def test_frames_of_a_host_environment_are_stacked_as_inside_jax(env_named):
-    name = env_named("host_catch", lambda: on_host(catch()))
-    ours = sebulba_ring(tiny(name, frame_stack=3), 4)
-    theirs = anakin_ring(tiny(frame_stack=3), 4)
+def catch_of_bytes():
+    """Catch as a picture that can carry planes of actions."""
+    env = catch()
+    as_bytes = lambda t: t._replace(observation=jnp.uint8(255) * t.observation)
+    return env._replace(
+        spec=env.spec._replace(observation_dtype=np.dtype(np.uint8)),
+        reset=lambda key: (lambda s, t: (s, as_bytes(t)))(*env.reset(key)),
+        step=lambda *x: (lambda s, t: (s, as_bytes(t)))(*env.step(*x)),
+    )
+
+
+@pytest.mark.parametrize("actions", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_frames_of_a_host_environment_are_stacked_as_inside_jax(env_named, actions):
+    inside = env_named("catch_of_bytes", catch_of_bytes)
+    name = env_named("host_catch", lambda: on_host(catch_of_bytes()))
+    stack = {"frame_stack": 3, "stack_actions": actions}
+    # Experience is the same only if the same parameters saw the same.
+    ours, theirs = sebulba_ring(tiny(name, **stack), 4), anakin_ring(tiny(inside, **stack), 4)
     assert ours.records.observation.shape[-1] == catch().spec.observation_shape[-1]
     assert_same_experience(ours, theirs)
 

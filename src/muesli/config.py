@@ -302,6 +302,8 @@ class EnvConfig:
     """Copies that run at once; a multiple of ``batch.online_sequences``."""
     frame_stack: int = 1
     """Frames stacked along the last axis of an observation."""
+    stack_actions: bool = False
+    """Behind every frame of an observation lay a plane that tells which action led to it."""
     reward_scale: float = 1.0
     """Multiplies every reward the agent sees; reported returns are not scaled."""
     threads: int = 0
@@ -536,7 +538,8 @@ def _validate_batch(config: Config) -> None:
     if batch.online_sequences < batch.batch_sequences:
         chunk = num_envs * batch.sequence_length
         # With frame stacks a full ring gives up its oldest chunk as well as its newest.
-        chunks = 2 - (-(config.env.frame_stack - 1) // batch.sequence_length)
+        reach = config.env.frame_stack - 1 + config.env.stack_actions
+        chunks = 2 - (-reach // batch.sequence_length)
         smallest = max(chunks * chunk, batch.batch_sequences * batch.sequence_length)
         _require(
             batch.replay_capacity_steps >= smallest,

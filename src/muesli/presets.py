@@ -84,7 +84,7 @@ def atari_large() -> Config:
     base = atari()
     return replace(
         base,
-        env=replace(base.env, frame_stack=16, num_envs=76),
+        env=replace(base.env, frame_stack=16, stack_actions=True, num_envs=76),
         network=replace(base.network, torso="muzero", model="muzero", core="none", blocks=16),
         agent=replace(base.agent, discount=0.997, trace_lambda=0.95),
         update=replace(base.update, kl_samples=None),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from muesli.frames import Stack, mark, newest
 from muesli.types import (
     ActorState,
     Array,
@@ -25,6 +26,8 @@ from muesli.types import (
     Transition,
     is_first,
 )
+
+_PLAIN = Stack()
 
 
 class Replay(NamedTuple):
@@ -49,27 +52,21 @@ def ring_chunks(capacity_steps: int, slots: int, length: int) -> int:
     return capacity_steps // (slots * length)
 
 
-def init_replay(example: Trajectory, slots: int, chunks: int, frame_stack: int = 1) -> Replay:
+def init_replay(example: Trajectory, slots: int, chunks: int, stack: Stack = _PLAIN) -> Replay:
     """An empty ring. example: one Trajectory without a batch axis, arrays or their shapes."""
     length = example.transitions.reward.shape[0] - 1
-    newest = jax.eval_shape(
-        lambda x: x._replace(observation=newest_frame(x.observation, frame_stack)),
-        example.transitions,
+    kept = jax.eval_shape(
+        lambda x: x._replace(observation=newest(x.observation, stack)), example.transitions
     )
     records = jax.tree.map(
-        lambda x: jnp.zeros((slots, chunks * length, *x.shape[1:]), x.dtype), newest
+        lambda x: jnp.zeros((slots, chunks * length, *x.shape[1:]), x.dtype), kept
     )
     starts = jax.tree.map(lambda x: jnp.zeros((slots, chunks, *x.shape), x.dtype), example.start)
     return Replay(records, starts, jnp.zeros((slots,), jnp.int32))
 
 
-def newest_frame(observation: PyTree, frame_stack: int) -> PyTree:
-    """The last frame of observations that stack ``frame_stack`` frames along their last axis."""
-    return jax.tree.map(lambda x: x[..., -(x.shape[-1] // frame_stack) :], observation)
-
-
 def write(
-    replay: Replay, batch: Trajectory, frame_stack: int = 1, first_slot: Array | int = 0
+    replay: Replay, batch: Trajectory, stack: Stack = _PLAIN, first_slot: Array | int = 0
 ) -> Replay:
     """Appends one chunk to each of the slots from ``first_slot`` on, which have been written alike.
 
@@ -79,7 +76,7 @@ def write(
     length = replay.records.reward.shape[1] // chunks
     chunk = replay.written[first_slot] % chunks
     transitions = batch.transitions._replace(
-        observation=newest_frame(batch.transitions.observation, frame_stack)
+        observation=newest(batch.transitions.observation, stack)
     )
 
     def put(ring: Array, x: Array, time: Array) -> Array:
@@ -112,22 +109,22 @@ def truncate(replay: Replay, where: Array | bool = True) -> Replay:
     return replay._replace(records=records)
 
 
-def lost_chunks(frame_stack: int, length: int) -> int:
-    """Oldest chunks of a full ring whose frame stacks reach back to what was overwritten."""
-    return -(-(frame_stack - 1) // length)
+def lost_chunks(stack: Stack, length: int) -> int:
+    """Oldest chunks of a full ring whose observations reach back to what was overwritten."""
+    return -(-stack.reach // length)
 
 
-def num_sampleable(replay: Replay, frame_stack: int = 1) -> Array:
+def num_sampleable(replay: Replay, stack: Stack = _PLAIN) -> Array:
     """How many chunks of each slot can be sampled now, [slots]."""
     chunks = replay.starts.last_reward.shape[1]
     full = replay.written >= chunks
     present = jnp.minimum(replay.written, chunks)
     length = replay.records.reward.shape[1] // chunks
-    lost_history = full * lost_chunks(frame_stack, length)
+    lost_history = full * lost_chunks(stack, length)
     return jnp.maximum(0, present - 1 - lost_history)
 
 
-def sample(replay: Replay, key: PRNGKey, num_sequences: int, frame_stack: int = 1) -> Sample:
+def sample(replay: Replay, key: PRNGKey, num_sequences: int, stack: Stack = _PLAIN) -> Sample:
     """``num_sequences`` sequences, uniformly over all that can be sampled, with replacement.
 
     At least two chunks must have been written to some slot, or there is nothing to sample.
@@ -135,7 +132,7 @@ def sample(replay: Replay, key: PRNGKey, num_sequences: int, frame_stack: int = 
     chunks = replay.starts.last_reward.shape[1]
     length = replay.records.reward.shape[1] // chunks
     # Every sampleable sequence has a number; a slot's own ones follow each other, newest first.
-    ends = jnp.cumsum(num_sampleable(replay, frame_stack))
+    ends = jnp.cumsum(num_sampleable(replay, stack))
     number = jax.random.randint(key, (num_sequences,), 0, jnp.maximum(1, ends[-1]))
     slot = jnp.searchsorted(ends, number, side="right")
     # Age 1 is the newest sampleable chunk, the one before the newest written.
@@ -143,22 +140,18 @@ def sample(replay: Replay, key: PRNGKey, num_sequences: int, frame_stack: int = 
     chunk = (replay.written[slot] - 1 - age) % chunks
     time = (chunk[:, None] * length + jnp.arange(length + 1)) % (chunks * length)
     transitions = jax.tree.map(lambda x: x[slot[:, None], time], replay.records)
-    if frame_stack > 1:
+    if not stack.plain:
         transitions = transitions._replace(
-            observation=_stacked(replay.records, slot, time[:, 0], length + 1, frame_stack)
+            observation=_stacked(replay.records, slot, time[:, 0], length + 1, stack)
         )
     starts = jax.tree.map(lambda x: x[slot, chunk], replay.starts)
     return Sample(Trajectory(transitions, starts), age)
 
 
-def _stacked(
-    records: Transition, slot: Array, start: Array, length: int, frame_stack: int
-) -> PyTree:
-    """Observations [B, length] with their frame stacks rebuilt; before an episode's first frame,
-    that frame is repeated.
-    """
+def _stacked(records: Transition, slot: Array, start: Array, length: int, stack: Stack) -> PyTree:
+    """Observations [B, length], built again from the frames and actions that are stored."""
     total = records.reward.shape[1]
-    history = frame_stack - 1
+    history = stack.frames - 1
     time = (start[:, None] + jnp.arange(-history, length)) % total
     first = is_first(records.step_type[slot[:, None], time])
     position = jnp.arange(length + history)
@@ -166,13 +159,16 @@ def _stacked(
     began = jax.lax.cummax(jnp.where(first, position, -1), axis=1)
     wanted = position[history:, None] + jnp.arange(-history, 1)
     wanted = jnp.maximum(wanted[None], began[:, history:, None])
+    before = records.action[slot[:, None], (time - 1) % total] if stack.planes else None
 
-    def stack(frames: Array) -> Array:
+    def rebuild(frames: Array) -> Array:
         window = frames[slot[:, None], time]
+        if before is not None:
+            window = mark(window, before, first, stack)
         stacks = jax.vmap(lambda w, index: w[index])(window, wanted)
-        return jnp.concatenate([stacks[:, :, k] for k in range(frame_stack)], axis=-1)
+        return jnp.concatenate([stacks[:, :, k] for k in range(stack.frames)], axis=-1)
 
-    return jax.tree.map(stack, records.observation)
+    return jax.tree.map(rebuild, records.observation)
 
 
 def mix(online: Trajectory, replayed: Trajectory) -> Trajectory:

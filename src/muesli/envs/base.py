@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from muesli.frames import Stack, begin, mark, newest, push
 from muesli.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep, is_last
 
 HostState: TypeAlias = dict[str, np.ndarray]
@@ -145,27 +146,25 @@ def auto_reset_step(
     return jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, stepped)
 
 
-def stack_frames(env: JaxEnv, frames: int) -> JaxEnv:
-    """The same environment with the last ``frames`` observations along the last axis, newest last.
-
-    Before an episode's first frame there is that frame again.
-    """
+def stack_frames(env: JaxEnv, stack: Stack) -> JaxEnv:
+    """The same environment with several frames in an observation."""
     shape = env.spec.observation_shape
-    spec = env.spec._replace(observation_shape=(*shape[:-1], shape[-1] * frames))
+    spec = env.spec._replace(observation_shape=(*shape[:-1], stack.channels(shape[-1])))
 
     def reset(key: PRNGKey) -> tuple[PyTree, TimeStep]:
         state, timestep = env.reset(key)
-        stack = jnp.concatenate([timestep.observation] * frames, axis=-1)
-        return (state, stack), timestep._replace(observation=stack)
+        nothing = jnp.zeros((), jnp.int32)
+        seen = begin(mark(timestep.observation, nothing, jnp.array(True), stack), stack)
+        return (state, seen), timestep._replace(observation=seen)
 
     def step(state: PyTree, action: Array, key: PRNGKey) -> tuple[PyTree, TimeStep]:
-        inner, stack = state
+        inner, seen = state
         inner, timestep = env.step(inner, action, key)
-        stack = jnp.concatenate([stack[..., shape[-1] :], timestep.observation], axis=-1)
-        return (inner, stack), timestep._replace(observation=stack)
+        seen = push(seen, mark(timestep.observation, action, jnp.array(False), stack))
+        return (inner, seen), timestep._replace(observation=seen)
 
     def render(observation: np.ndarray) -> np.ndarray:
-        return env.render(observation[..., -shape[-1] :])
+        return env.render(newest(observation, stack))
 
     return JaxEnv(spec, reset, step, render)
 

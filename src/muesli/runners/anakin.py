@@ -73,7 +73,7 @@ def make_anakin(parts: Parts) -> Anakin:
     env, agent, config = parts.env, parts.agent, parts.config
     assert isinstance(env, JaxEnv)
     num_envs, length = config.env.num_envs, config.batch.sequence_length
-    online, stack = config.batch.online_sequences, config.env.frame_stack
+    online, stack = config.batch.online_sequences, parts.stack
     updates, slots = num_envs // online, jnp.arange(num_envs)
     learn = make_learn(parts)
     reset = jax.vmap(env.reset)
@@ -93,7 +93,7 @@ def make_anakin(parts: Parts) -> Anakin:
         )
         example = jax.eval_shape(lambda s: collect(s)[1], state)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
-        return state._replace(replay=init_ring(one, config))
+        return state._replace(replay=init_ring(one, parts))
 
     def collect(state: RunState) -> tuple[RunState, Trajectory, FinishedEpisodes]:
         """T steps of every environment: a batch [E, T + 1] and the episodes that ended in it."""

@@ -17,6 +17,7 @@ from muesli.distributions import Policy
 from muesli.envs import make as make_env
 from muesli.envs.adapter import on_host
 from muesli.envs.base import HostEnvs, JaxEnv, refuse_not_finite
+from muesli.frames import begin, mark, push
 from muesli.runners.evaluate import Evaluation
 from muesli.runners.faults import ActorError
 from muesli.runners.parts import Parts
@@ -49,7 +50,7 @@ def initial_memory(parts: Parts, batch: int) -> Memory:
 
 
 def _stacked_here(parts: Parts) -> bool:
-    return isinstance(parts.env, HostEnvs) and parts.config.env.frame_stack > 1
+    return isinstance(parts.env, HostEnvs) and not parts.stack.plain
 
 
 def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, TimeStep]:
@@ -58,11 +59,10 @@ def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, 
     actors = memory.actors._replace(last_reward=jnp.asarray(reward, jnp.float32))
     frames = None
     if memory.frames is not None:
-        frame, channels = timestep.observation, timestep.observation.shape[-1]
-        later = jnp.concatenate([memory.frames[..., channels:], frame], axis=-1)
-        again = jnp.concatenate([frame] * parts.config.env.frame_stack, axis=-1)
-        fresh = is_first(timestep.step_type).reshape((-1,) + (1,) * (frame.ndim - 1))
-        frames = jnp.where(fresh, again, later)
+        first = is_first(timestep.step_type)
+        frame = mark(timestep.observation, actors.last_action, first, parts.stack)
+        fresh = first.reshape((-1,) + (1,) * (frame.ndim - 1))
+        frames = jnp.where(fresh, begin(frame, parts.stack), push(memory.frames, frame))
         timestep = timestep._replace(observation=frames)
     return Memory(actors, frames), timestep._replace(reward=actors.last_reward)
 

@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec as P
 
 from muesli import keys
 from muesli import replay as ring
-from muesli.config import Config
 from muesli.runners.mesh import AXIS
 from muesli.runners.parts import Parts
 from muesli.runners.symmetry import turn
@@ -28,7 +27,7 @@ def make_learn(parts: Parts) -> Learn:
     its own slots only, so no observation ever travels.
     """
     agent, config, mesh = parts.agent, parts.config, parts.topology.mesh
-    batch, stack = config.batch, config.env.frame_stack
+    batch, stack = config.batch, parts.stack
     updates_per_chunk = config.env.num_envs // batch.online_sequences
     replayed_each = (batch.batch_sequences - batch.online_sequences) // mesh.size
 
@@ -61,14 +60,14 @@ def make_learn(parts: Parts) -> Learn:
     return learn
 
 
-def init_ring(example: Trajectory, config: Config) -> PyTree:
+def init_ring(example: Trajectory, parts: Parts) -> PyTree:
     """An empty ring for sequences like ``example`` (without a batch axis), or None without replay.
 
     example: arrays or their shapes, [T + 1, ...].
     """
-    batch = config.batch
+    batch = parts.config.batch
     if batch.online_sequences == batch.batch_sequences:
         return None
-    slots = config.env.num_envs
+    slots = parts.config.env.num_envs
     chunks = ring.ring_chunks(batch.replay_capacity_steps, slots, batch.sequence_length)
-    return ring.init_replay(example, slots, chunks, config.env.frame_stack)
+    return ring.init_replay(example, slots, chunks, parts.stack)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
+
 from muesli.agent import Agent, make_agent
 from muesli.config import Config, ConfigError, validate
 from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
+from muesli.frames import Stack
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
 from muesli.runners.mesh import Topology, check_divisible, make_topology
@@ -46,13 +49,14 @@ class Schedule:
 
 
 class Parts(NamedTuple):
-    """Everything a run is made of. spec: of what the network sees, frame stacks included;
-    sebulba: which runner it is for; topology: the devices it runs on.
+    """Everything a run is made of. spec: of what the network sees; stack: how that is made of
+    frames; sebulba: which runner it is for; topology: the devices it runs on.
     """
 
     config: Config
     env: JaxEnv | HostEnvs
     spec: EnvSpec
+    stack: Stack
     network: Network
     agent: Agent
     schedule: Schedule
@@ -100,10 +104,10 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     # Threads and worker processes are shared out among the environments of this process.
     own = len(topology.own_share(config.env.num_envs))
     env = make_env(config.env.name, dataclasses.replace(config.env, num_envs=own))
-    spec, stack = env.spec, config.env.frame_stack
-    if stack > 1:
+    spec, stack = env.spec, _stack(config, env.spec)
+    if not stack.plain:
         shape = spec.observation_shape
-        spec = spec._replace(observation_shape=(*shape[:-1], shape[-1] * stack))
+        spec = spec._replace(observation_shape=(*shape[:-1], stack.channels(shape[-1])))
         if isinstance(env, JaxEnv):
             env = stack_frames(env, stack)
     sebulba = isinstance(env, HostEnvs) or config.actors.runner == "sebulba"
@@ -115,7 +119,20 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     schedule = make_schedule(config)
     network = NETWORKS[config.network.maker](spec, config.network)
     agent = make_agent(spec, network, config, schedule.total_updates)
-    return Parts(config, env, spec, network, agent, schedule, sebulba, topology)
+    return Parts(config, env, spec, stack, network, agent, schedule, sebulba, topology)
+
+
+def _stack(config: Config, spec: EnvSpec) -> Stack:
+    """How the network's observations are made of the environment's, whose spec this is."""
+    if not config.env.stack_actions:
+        return Stack(config.env.frame_stack)
+    pictures = len(spec.observation_shape) == 3 and spec.observation_dtype != np.bool_
+    if spec.num_actions is None or not pictures:
+        raise ConfigError(
+            "env.stack_actions: needs images of bytes or floats, and discrete actions; "
+            f"{config.env.name} has not both"
+        )
+    return Stack(config.env.frame_stack, spec.num_actions)
 
 
 def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:

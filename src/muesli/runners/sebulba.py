@@ -60,7 +60,7 @@ class Sebulba:
         """Compiles nothing yet and starts no thread: see ``prepare``."""
         self.parts, self.config, self.topology = parts, parts.config, parts.topology
         actors, envs, peers = self.config.actors, self.config.env, parts.topology.peers
-        mesh, stack = parts.topology.mesh, envs.frame_stack
+        mesh, stack = parts.topology.mesh, parts.stack
         self.groups = actors.groups
         # Groups take them in turn.
         self.acting_devices = self.topology.actors[: actors.groups]
@@ -129,7 +129,7 @@ class Sebulba:
         )
         return SebulbaState(
             self.parts.agent.init(keys.agent_key(key)),
-            init_ring(one, self.config),
+            init_ring(one, self.parts),
             key,
             jnp.zeros((), jnp.int32),
         )
