@@ -446,7 +446,7 @@ def _seen(records: int) -> UnrollInputs:
 
 def test_informed_heads_add_the_log_frequencies_they_were_told():
     network = make_network(VECTOR, INFORMED)
-    before = network.init(jax.random.key(0))
+    before = jax.jit(network.init)(jax.random.key(0))
     value = np.full(11, 0.0)
     value[7], value[8] = 0.75, 0.25
     reward = np.full(7, 1 / 7)
@@ -461,21 +461,20 @@ def test_informed_heads_add_the_log_frequencies_they_were_told():
     np.testing.assert_allclose(
         told["model_heads"]["reward_head"]["expected"], np.log(reward), atol=1e-6
     )
+
     # The logits move by just that, in reality, in the model and one step ahead.
-    state = network.initial_state(4)
-    (old, _), (new, _) = (network.unroll(p, _seen(4), state) for p in (before, told))
+    @jax.jit
+    def values(params):
+        root, _ = network.unroll(params, _seen(4), network.initial_state(4))
+        embedding = jax.tree.map(lambda x: x[0], root.embedding)
+        actions = jnp.array([0, 1, 2, 0])
+        step = network.model_step(params, embedding, actions).value_logits
+        ahead = network.look_ahead(params, embedding, actions[:, None])[1][:, 0]
+        return jnp.stack([root.value_logits[0], step, ahead])
+
+    moved = values(told) - values(before)
     start = -np.abs(np.linspace(-5, 5, 11))
-    np.testing.assert_allclose(
-        new.value_logits - old.value_logits, np.broadcast_to(wanted - start, (1, 4, 11)), atol=1e-5
-    )
-    embedding = jax.tree.map(lambda x: x[0], new.embedding)
-    actions = jnp.array([0, 1, 2, 0])
-    for of in (
-        lambda p: network.model_step(p, embedding, actions).value_logits,
-        lambda p: network.look_ahead(p, embedding, actions[:, None])[1][:, 0],
-    ):
-        moved = of(told) - of(before)
-        np.testing.assert_allclose(moved, np.broadcast_to(wanted - start, (4, 11)), atol=1e-5)
+    np.testing.assert_allclose(moved, np.broadcast_to(wanted - start, (3, 4, 11)), atol=1e-5)
     # Nothing else has changed.
     same = jax.tree.map(np.array_equal, before, told)
     assert {p[-1].key for p, kept in jax.tree.leaves_with_path(same) if not kept} == {"expected"}
@@ -483,11 +482,11 @@ def test_informed_heads_add_the_log_frequencies_they_were_told():
 
 def test_informed_heads_follow_slowly_and_no_gradient_moves_them():
     network = make_network(VECTOR, INFORMED)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     params["root_heads"]["value_head"]["expected"] = jnp.log(jnp.full(11, 1 / 11))
     value = jnp.zeros(11).at[3].set(1.0)
     frequencies = Frequencies(jnp.full(7, 1 / 7), value, *FLOORS)
-    told = network.expect(params, frequencies, jnp.float32(0.1))
+    told = jax.jit(network.expect)(params, frequencies, jnp.float32(0.1))
     probabilities = np.exp(told["root_heads"]["value_head"]["expected"])
     wanted = 0.9 / 11 + 0.1 * (0.999 * np.asarray(value) + 0.001 / 11)
     np.testing.assert_allclose(probabilities, wanted, rtol=1e-5)
@@ -500,7 +499,7 @@ def test_informed_heads_follow_slowly_and_no_gradient_moves_them():
             jnp.sum(x[..., 2]) for x in (root.value_logits, model.value_logits, model.reward_logits)
         )
 
-    gradients = jax.grad(loss)(params)
+    gradients = jax.jit(jax.grad(loss))(params)
     heads = [gradients["root_heads"]["value_head"], *(
         gradients["model_heads"][name] for name in ("value_head", "reward_head")
     )]  # fmt: skip
@@ -540,12 +539,10 @@ def test_values_far_from_zero_cost_uninformed_heads_their_features():
             features = jax.tree.leaves(embedding)[0][0]
             return params, state, jnp.var(features, axis=0).mean() / jnp.mean(features**2)
 
-        params = network.init(jax.random.key(0))
+        params = jax.jit(network.init)(jax.random.key(0))
         state = optimiser.init(params)
         for _ in range(150):
             params, state, varied = step(params, state)
         return float(varied)
 
-    informed, uninformed = variation(0.5), variation(0.0)
-    print(informed, uninformed)
-    assert uninformed < 0.5 * informed
+    assert variation(0.0) < 0.5 * variation(0.5)

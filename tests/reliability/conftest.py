@@ -87,19 +87,30 @@ class Launcher:
         self.started.append(Process(self, pid, output))
         return self.started[-1]
 
-    def close(self):
+    def end_all(self):
+        """What a test has left running, because it failed, must not take time from the next."""
         for process in self.started:
             process.send(signal.SIGKILL)
+            process.wait()
+        self.started = []
+
+    def close(self):
         self._process.stdin.close()
         self._process.wait(10)
         self._process.stdout.close()
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory):
+def session_launcher(tmp_path_factory):
     made = Launcher(tmp_path_factory.mktemp("outputs"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def launcher(session_launcher):
+    yield session_launcher
+    session_launcher.end_all()
 
 
 def until(condition, process=None, seconds=PATIENCE_SECONDS):

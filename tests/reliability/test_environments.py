@@ -1,5 +1,6 @@
 """Worker processes that die or hang are replaced, and the run goes on."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -18,7 +19,8 @@ CARTPOLE = (
 def workers(pid):
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found += [int(child) for child in (task / "children").read_text().split()]
     return sorted(found)
 
 

@@ -18,16 +18,16 @@ from .conftest import TINY, checkpoints, until
 
 
 @pytest.fixture(scope="module")
-def stopped(launcher, tmp_path_factory):
+def stopped(session_launcher, tmp_path_factory):
     """A run that was stopped after several checkpoints, and its engine."""
     run_dir = tmp_path_factory.mktemp("stopped") / "run"
     arguments = [*TINY, "--total-env-steps", "2000000"]
-    process = launcher.start("train", "catch", *arguments, "--run-dir", run_dir)
+    process = session_launcher.start("train", "catch", *arguments, "--run-dir", run_dir)
     until(lambda: len(checkpoints(run_dir)) >= 2, process)
     # While it runs: nobody else may have its directory.
     rivals = [
-        launcher.start("train", "catch", *arguments, "--run-dir", run_dir),
-        launcher.start("resume", run_dir),
+        session_launcher.start("train", "catch", *arguments, "--run-dir", run_dir),
+        session_launcher.start("resume", run_dir),
     ]
     for rival in rivals:
         assert rival.wait() == 2 and "is in use by another process" in rival.text()
