@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -64,10 +65,9 @@ def assert_close(run_dir, other):
         np.testing.assert_allclose(row["loss_total"], same["loss_total"], rtol=0.01)
 
 
-@pytest.mark.parametrize("then", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_two_processes_and_then_one_or_four_learn_what_one_does(launcher, tmp_path, then):
+def test_two_processes_and_then_one_or_four_learn_what_one_does(launcher, tmp_path):
     arguments = [*TINY, *ONLINE, "--total-env-steps", 1200, "--log.eval-every-steps", 0]
-    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    whole, run_dir, four = tmp_path / "whole", tmp_path / "run", tmp_path / "four"
     process = launcher.start("train", "catch", *arguments, "--run-dir", whole)
     assert process.wait() == 0, process.text()
 
@@ -80,11 +80,13 @@ def test_two_processes_and_then_one_or_four_learn_what_one_does(launcher, tmp_pa
         (run_dir / "checkpoints" / checkpoints(run_dir)[0] / "manifest.json").read_text()
     )
     assert len(newest["parts"]) == 2
+    shutil.copytree(run_dir, four)
 
-    finish(
-        [launcher.start("resume", run_dir)] if then == 1 else start(launcher, 4, "resume", run_dir)
-    )
+    one = launcher.start("resume", run_dir)
+    assert one.wait() == 0, one.text()
     assert_close(run_dir, whole)
+    finish(start(launcher, 4, "resume", four))
+    assert_close(four, whole)
 
 
 @pytest.mark.parametrize(

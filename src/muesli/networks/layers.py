@@ -150,6 +150,10 @@ def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
     )
 
 
+# The share of all bins together, however rarely they are targets.
+_UNSEEN = 1e-3
+
+
 class InformedHead(WideLinear):
     """A head over bins that is told how often each is the target, and learns the difference.
 
@@ -178,9 +182,6 @@ class InformedHead(WideLinear):
         target = (1.0 - _UNSEEN) * frequencies + _UNSEEN / frequencies.size
         before = jax.nn.softmax(self.expected[...])
         self.expected[...] = jnp.log((1.0 - rate) * before + rate * target)
-
-
-_UNSEEN = 1e-3
 
 
 def categorical_head(
