@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from muesli.envs.base import JaxEnv, first, later, render_planes
+from muesli.envs.seaquest import seaquest
 from muesli.types import Array, EnvSpec, PRNGKey, TimeStep
 
 MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -22,7 +23,7 @@ def _pgx(name: str) -> Any:
 
 def minatar(game: str) -> JaxEnv:
     """One of MinAtar's games as pgx plays it: sticky actions 0.1, minimal action set."""
-    env = _pgx(f"minatar-{game}")
+    env = seaquest() if game == "seaquest" else _pgx(f"minatar-{game}")
     spec = EnvSpec(tuple(env.observation_shape), np.dtype(np.bool_), env.num_actions)
 
     def reset(key: PRNGKey) -> tuple[Any, TimeStep]:
