@@ -67,11 +67,16 @@ def minatar() -> Figure:
     figure, panels = plt.subplots(1, 5, figsize=(15.0, 3.2), dpi=110)
     for axes, (game, ppo) in zip(panels, PPO.items(), strict=True):
         files = sorted((ROOT / "results").glob(f"minatar_gpu_{game}*.json"))
-        for colour, file in zip(COLOURS, files, strict=False):
+        for file in files:
             result = json.loads(file.read_text())
-            label = "128 environments" if "128envs" in file.name else "minatar_gpu"
+            few = "128envs" in file.name
+            colour = COLOURS[int(few)]
+            label = "128 environments" if few else "minatar_gpu"
             steps, returns = zip(*result["curve"], strict=True)
-            axes.plot([s / 1e6 for s in steps], returns, color=colour, linewidth=1.8, label=label)
+            axes.plot(
+                [s / 1e6 for s in steps], returns, color=colour, linewidth=1.8,
+                label=label if "_seed" not in file.name else None,
+            )  # fmt: skip
             at, mean, error = zip(*result["evaluations"], strict=True)
             axes.errorbar(
                 [s / 1e6 for s in at], mean, yerr=[1.96 * e for e in error], fmt="o", color=colour,

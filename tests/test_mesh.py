@@ -1,5 +1,6 @@
 """Runs on several devices: what is dealt out, what is shared, and what never travels."""
 
+import queue
 import re
 import signal
 import time
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from muesli import presets, replay
+from muesli.agent import Acting
 from muesli.config import ConfigError
+from muesli.runners.actors import Courier
 from muesli.runners.engines import AnakinEngine, SebulbaEngine
 from muesli.runners.learner import make_learn
 from muesli.runners.mesh import check_divisible, choose_devices, deal, make_topology
@@ -209,6 +212,48 @@ def test_actor_threads_feed_several_devices_as_they_feed_one(learners, actors):
         jax.tree.leaves(state.agent.online), jax.tree.leaves(other_state.agent.online), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4)
+
+
+def test_a_courier_brings_the_newest_parameters_and_tells_of_what_fails():
+    there, arrived = jax.devices()[:2], queue.SimpleQueue()
+    courier = Courier(arrived.put, there[1:])
+    for update in range(1, 6):
+        courier.send(update, Acting({"w": jnp.full(3, update)}, jnp.ones(()), None))
+    while (published := arrived.get(timeout=60)).update < 5:
+        pass
+    held = published.on(0).params["w"]
+    assert held.devices() == {there[1]}
+    np.testing.assert_array_equal(held, 5)
+    courier.send(6, Acting("no array", None))
+    while courier.error is None:
+        time.sleep(0.01)
+    with pytest.raises(AttributeError):
+        courier.send(7, published.on(0))
+    courier.close()
+
+
+def test_actors_on_the_processor_train_a_learner_elsewhere():
+    """With several CPU devices the first stands for the processor, another for what learns."""
+    base = config(batch_sequences=8, online_sequences=4)
+    actors = replace(base.actors, runner="sebulba", groups=2, device="cpu")
+    base = replace(base, env=replace(base.env, num_envs=8), actors=actors)
+    learner = jax.devices()[1]
+    run = SebulbaEngine(build(base, make_topology([learner])), 0)
+    try:
+        run.start(None)
+        for _ in range(2):
+            metrics = run.advance().metrics[0]
+        assert {actor._device for actor in run.sebulba.actors} == {jax.devices("cpu")[0]}
+        assert {d for x in jax.tree.leaves(run.sebulba.state.agent) for d in x.devices()} == {
+            learner
+        }
+        # Parameters arrive: after two calls actors no longer play by the first ones.
+        assert 0 < run.sebulba.published.update <= run.sebulba.updates
+        assert np.isfinite(metrics["loss_total"])
+    finally:
+        run.close()
+    with pytest.raises(ConfigError, match=r"^actors.device: cpu leaves no choice"):
+        build(base, choose_devices("1", "2"))
 
 
 def test_inside_jax_devices_cannot_only_act():

@@ -323,6 +323,10 @@ class ActorConfig:
     auto picks anakin where it can."""
     groups: int = 2
     """Sebulba: actor threads, each with its share of the environments."""
+    device: Literal["learner", "cpu"] = "learner"
+    """Sebulba: where actions are worked out. On the learner's device they are answered between two
+    updates, so it takes many environments, each far behind the newest parameters, to feed it; on
+    the processor, which is quick enough for small networks, they wait for no update."""
     lockstep: bool = False
     """Sebulba: collect with the parameters of one update, then train, by turns: exactly
     repeatable, and slower."""

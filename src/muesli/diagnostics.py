@@ -85,6 +85,7 @@ def diagnostics(
         "value_mean": mean(value),
         "return_mean": mean(targets.returns),
         "reward_mean": mean(targets.rewards),
+        "rho_mean": mean(head(inputs.rho)),
         "rho_clipped_share": mean(head(ratio > 0.0)),
         "feature_scale": jnp.sqrt(power),
         "feature_variation": jnp.mean(jnp.var(features, axis=(0, 1))) / jnp.maximum(power, 1e-12),

@@ -126,19 +126,19 @@ def mujoco() -> Config:
     """The paper's table for MuJoCo, 95.8% replay and 2M frames; for one GPU and 16 processors."""
     return Config(
         total_env_steps=2_000_000,
-        # An update takes 120 fresh steps. Actors are answered between two updates, so 160 copies
-        # keep ahead of the learner as long as ten of them step within one update's time.
-        env=EnvConfig(name="gym:HalfCheetah-v5", num_envs=160, processes=16),
-        actors=ActorConfig(groups=4),
+        # Few copies, so that what is fresh was made by parameters of a few updates ago.
+        env=EnvConfig(name="gym:HalfCheetah-v5", num_envs=32, processes=8),
+        actors=ActorConfig(groups=2, device="cpu"),
         network=NetworkConfig(
             torso="mlp",
             torso_channels=(512,),
             normalise_observations=True,
             normalise_features=True,
             normalise_core=True,
+            compute_dtype="bfloat16",
         ),
         agent=AgentConfig(baseline="expected_q", centre_advantages=True),
-        update=UpdateConfig(entropy_weight=0.01),
+        update=UpdateConfig(entropy_weight=0.01, beta_loo=False),
         # The ring holds the whole run, as the paper's 6M would.
         batch=BatchConfig(online_sequences=4, replay_capacity_steps=2_100_000),
         log=LogConfig(

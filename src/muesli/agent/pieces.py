@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from muesli.agent.predictions import unroll
-from muesli.agent.targets import Estimates, centre, estimate, normalise
+from muesli.agent.targets import Estimates, balance, estimate, normalise
 from muesli.config import Config
 from muesli.networks.network import Network
-from muesli.ops.moments import update_moment
 from muesli.types import (
     AgentState,
     Array,
@@ -83,11 +82,8 @@ def gradient_in_pieces(
         return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
 
     _, estimates = jax.lax.scan(estimate_piece, None, jnp.arange(count))
+    estimates, moment = balance(estimates, state.moment, config)
     trained = ~is_last(estimates.targets.step_type[:, :, :-1])
-    errors = estimates.targets.policy.advantage[..., :-1]
-    moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
-    if config.agent.centre_advantages:
-        estimates = centre(estimates, trained)
     shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
 
     def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Findings]:

@@ -79,12 +79,16 @@ def make_targets(
     keys = jax.random.split(key, batch.transitions.reward.shape[0])
     estimates = estimate(network, config, spec, state, batch, online, prior, keys)
     # var := β var + (1 − β) mean (G − v̂)², and the normalised advantages.
-    trained = ~is_last(batch.transitions.step_type[:, :-1])
-    errors = estimates.targets.policy.advantage[:, :-1]
-    moment = update_moment(state.moment, errors, trained, config.agent.moment_decay)
-    if config.agent.centre_advantages:
-        estimates = centre(estimates, trained)
+    estimates, moment = balance(estimates, state.moment, config)
     return normalise(estimates, moment, config), moment
+
+
+def balance(estimates: Estimates, moment: Moment, config: Config) -> tuple[Estimates, Moment]:
+    """The advantage moment with these records in it, and their advantages, centred if asked for."""
+    trained = ~is_last(estimates.targets.step_type[..., :-1])
+    errors = estimates.targets.policy.advantage[..., :-1]
+    moment = update_moment(moment, errors, trained, config.agent.moment_decay)
+    return centre(estimates, trained) if config.agent.centre_advantages else estimates, moment
 
 
 def centre(estimates: Estimates, trained: Array) -> Estimates:

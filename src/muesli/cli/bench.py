@@ -202,7 +202,7 @@ def _acting_alone(sebulba: Any) -> Callable[[], Any]:
 
     def act() -> Any:
         nonlocal carry
-        acting = sebulba.published.acting[0]
+        acting = sebulba.published.on(0)
         actions, carry = functions.advance(
             acting, sebulba.key, slots, carry, timestep, np.int32(1), np.int32(1)
         )

@@ -21,6 +21,7 @@ from muesli.checkpoint import to_numpy
 from muesli.envs.base import EnvError, HostEnv, refuse_not_finite, slot_seeds
 from muesli.runners.collector import Carry, Collector
 from muesli.runners.host import host_envs
+from muesli.runners.mesh import one_copy
 from muesli.runners.parts import Parts
 from muesli.types import PRNGKey, PyTree, StepType, TimeStep, Trajectory
 
@@ -37,11 +38,60 @@ class Ticket(NamedTuple):
     published: Published | None
 
 
-class Published(NamedTuple):
-    """Parameters to act with, on every device that acts. update: how many updates made them."""
+class Published:
+    """Parameters to act with. update: how many updates made them."""
 
-    update: int
-    acting: Sequence[Acting]
+    def __init__(self, update: int, acting: Acting, devices: Sequence[jax.Device]):
+        self.update = update
+        self._acting, self._devices = acting, devices
+        self._held: list[Acting | None] = [None] * len(devices)
+        self._lock = threading.Lock()
+
+    def on(self, index: int) -> Acting:
+        """Those on one of the devices that act, brought there when they are first asked for."""
+        with self._lock:
+            held = self._held[index]
+            if held is None:
+                held = self._held[index] = one_copy(self._acting, self._devices[index])
+            return held
+
+
+class Courier:
+    """Brings parameters to devices of another kind in a thread of its own, the newest first:
+    neither the learner nor an actor waits while they travel.
+    """
+
+    def __init__(self, deliver: Callable[[Published], None], devices: Sequence[jax.Device]):
+        self._deliver, self._devices = deliver, devices
+        self._sent: queue.SimpleQueue[tuple[int, Acting] | None] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread.start()
+
+    def send(self, update: int, acting: Acting) -> None:
+        """Parameters that ``update`` updates made; what fails is raised the next time."""
+        if self.error is not None:
+            raise self.error
+        self._sent.put((update, acting))
+
+    def close(self) -> None:
+        self._sent.put(None)
+        self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        try:
+            while (parcel := self._sent.get()) is not None:
+                while not self._sent.empty():
+                    newer = self._sent.get()
+                    if newer is None:
+                        return
+                    parcel = newer
+                published = Published(*parcel, self._devices)
+                for index in range(len(self._devices)):
+                    jax.block_until_ready(published.on(index))
+                self._deliver(published)
+        except BaseException as error:
+            self.error = error
 
 
 class Chunk(NamedTuple):
@@ -246,7 +296,7 @@ class ActorGroup:
             published = ticket.published or self.newest()
             updates += published.update
             now = (np.int32(self.step), np.int32(t))
-            fixed = (published.acting[self.device_index], self.key, self._slot_array)
+            fixed = (published.on(self.device_index), self.key, self._slot_array)
             if timestep is None:
                 actions, carry = self.functions.act(*fixed, carry, *now)
             else:

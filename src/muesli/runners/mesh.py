@@ -77,6 +77,18 @@ def choose_devices(
     return make_topology(chosen, acting and [there[number] for number in acting], peers)
 
 
+def act_on_processor(topology: Topology) -> Topology:
+    """The same, with actors on the processor whatever learns."""
+    if topology.actors != tuple(topology.own):
+        raise ConfigError("actors.device: cpu leaves no choice of --devices.actors; name only one")
+    try:
+        return topology._replace(actors=tuple(jax.local_devices(backend="cpu")[:1]))
+    except RuntimeError:
+        raise ConfigError(
+            "actors.device: JAX was told not to use the cpu; set JAX_PLATFORMS to cuda,cpu"
+        ) from None
+
+
 def _device_numbers(field: str, text: str, count: int) -> list[int]:
     if text == "all":
         return list(range(count))

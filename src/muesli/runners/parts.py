@@ -14,7 +14,7 @@ from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
 from muesli.frames import Stack
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
-from muesli.runners.mesh import Topology, check_divisible, make_topology
+from muesli.runners.mesh import Topology, act_on_processor, check_divisible, make_topology
 from muesli.runners.symmetry import check_board
 from muesli.types import EnvSpec
 
@@ -115,6 +115,8 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
         raise ConfigError(
             f"devices.actors: {config.env.name} runs inside JAX and acts where it learns"
         )
+    if sebulba and config.actors.device == "cpu":
+        topology = act_on_processor(topology)
     _fit(config, env, spec)
     schedule = make_schedule(config)
     network = NETWORKS[config.network.maker](spec, config.network)

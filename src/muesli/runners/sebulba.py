@@ -10,8 +10,9 @@ A device runs one program at a time, in the order of arrival. So the learner han
 a time, and the actions that were asked for in the meantime are computed before the next.
 
 With several devices, groups act in turn on those that act, and each of their chunks is dealt to
-those that learn. With several processes, each has its own groups and brings its share of every
-batch; all make the same updates.
+those that learn. Where none of them learns they wait for no update, nor need they be of the same
+kind: a network that is small enough acts on the processor, beside its environments. With several
+processes, each has its own groups and brings its share of every batch; all make the same updates.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Acting
 from muesli.envs.base import EnvError
-from muesli.runners.actors import ActorGroup, Arrays, Chunk, Failure, Published, Ticket
+from muesli.runners.actors import ActorGroup, Arrays, Chunk, Courier, Failure, Published, Ticket
 from muesli.runners.collector import Collector, make_collector
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.host import host_envs
 from muesli.runners.learner import init_ring, make_learn
-from muesli.runners.mesh import AXIS, dealt, lay_out, one_copy, own_share, replicated, spread
+from muesli.runners.mesh import AXIS, dealt, lay_out, own_share, replicated, spread
 from muesli.runners.parts import Parts
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, TimeStep, Trajectory
 
@@ -96,6 +97,7 @@ class Sebulba:
         self.restarts = 0
         # In lock-step every group then waits for leave to collect its next chunk.
         self.between_iterations = False
+        self._courier: Courier | None = None
         self.actors: list[ActorGroup] = []
         self.chunks: queue.SimpleQueue[Chunk | Failure] = queue.SimpleQueue()
 
@@ -250,15 +252,26 @@ class Sebulba:
         )
 
     def _publish(self, update: int, acting: Acting) -> None:
-        """Parameters to act with, on every device that acts."""
-        held = [one_copy(acting, device) for device in self.acting_devices]
-        self.published = Published(update, held)
+        """Lets actors have new parameters: at once, or once they have been brought to them."""
+        self.updates = update
+        if self._courier is None:
+            self._deliver(Published(update, acting, self.acting_devices))
+        else:
+            self._courier.send(update, acting)
+
+    def _deliver(self, published: Published) -> None:
+        self.published = published
 
     def start(self, state: SebulbaState, resumed: bool = False) -> None:
         """Lets the actors begin; the ring may be empty. resumed: some go on from what was saved."""
         self.state = state
         acting = jax.jit(self.parts.agent.acting)(state.agent)
         self._publish(int(state.agent.step), acting)
+        if (
+            not set(self.acting_devices) & set(self.topology.own)
+            and not self.config.actors.lockstep
+        ):
+            self._courier = Courier(self._deliver, self.acting_devices)
         for actor in self.actors:
             actor.functions = self.functions[actor.device_index]
             actor.step = int(state.iteration) * self.config.batch.sequence_length
@@ -284,6 +297,8 @@ class Sebulba:
             if actor.thread.is_alive() and self.config.env.processes:
                 actor.close_env()
         self.actors = []
+        if self._courier is not None:
+            self._courier.close()
 
     # --- running ---
 
@@ -336,7 +351,7 @@ class Sebulba:
         trajectory = self._store(chunk)
         metrics = []
         for index in range(self.share // self._hand):
-            state, update = self.state, self.published.update
+            state, update = self.state, self.updates
             lag = self._for_each_device(update - chunk.update, np.float32)
             agent, acting, row = self.learn_slice(
                 state.agent, state.replay, trajectory, np.int32(index), state.key, lag
@@ -354,7 +369,7 @@ class Sebulba:
         limit = self.config.optimiser.max_skipped_updates
         if int(self.state.agent.faults.in_a_row) >= limit:
             batch = lambda: self._batch_of_last_update(trajectory, index)  # noqa: E731
-            raise NotFiniteError(limit, self.published.update, batch)
+            raise NotFiniteError(limit, self.updates, batch)
 
     def _store(self, chunk: Chunk) -> Trajectory:
         """Deals a chunk to the devices that learn and writes it to their rings."""

@@ -107,7 +107,7 @@ class SebulbaEngine:
         return one_copy(self.sebulba.state.agent)
 
     def updates(self) -> int:
-        return self.sebulba.published.update
+        return self.sebulba.updates
 
     def counters(self, k: int) -> dict[str, Any]:
         skipped = int(self.sebulba.state.agent.faults.skipped)
