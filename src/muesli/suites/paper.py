@@ -32,8 +32,9 @@ ALL_GAMES = (
     *("star_gunner", "surround", "tennis", "time_pilot", "tutankham", "up_n_down", "venture"),
     *("video_pinball", "wizard_of_wor", "yars_revenge", "zaxxon"),
 )
-MINATAR = ("minatar_breakout", "minatar_asterix", "minatar_freeway", "minatar_space_invaders")
-"""Seaquest is left out of the ``gpu`` scale: it runs twenty times slower than the others there."""
+MINATAR = tuple(
+    f"minatar_{game}" for game in ("breakout", "asterix", "freeway", "space_invaders", "seaquest")
+)
 MUJOCO = tuple(
     f"gym:{name}-v5" for name in ("Ant", "HalfCheetah", "Hopper", "Humanoid", "Swimmer", "Walker2d")
 )
