@@ -291,6 +291,8 @@ def test_doctor_says_what_is_there(capsys):
         ("--distributed.local", "1", "--distributed.local: must be at least 2, got 1"),
         ("--distributed.processes", "2", "--distributed.coordinator: HOST:PORT of process 0 is"),
         ("--distributed.timeout-seconds", "0", "--distributed.timeout-seconds: must be above 0"),
+        ("--distributed.proceses", "2", "no such option (did you mean --distributed.processes?)"),
+        ("--devices.actor", "0", "--devices.actor: there is no such option (did you mean"),
     ],
 )
 def test_wrong_settings_of_processes_are_one_line_however_it_is_started(flag, value, said):

@@ -188,7 +188,8 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
         frequencies = target_frequencies(targets, trained, reward_support, value_support)
         metrics |= diagnostics(config, inputs, online, targets, model, moment)
-        metrics |= explained_shares(metrics, frequencies)
+        if config.model.q_model != "direct":  # its heads have other targets
+            metrics |= explained_shares(metrics, frequencies)
         return total, Findings(metrics, frequencies)
 
     def update_dual(dual: Dual, divergence: Array) -> Dual:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from muesli.cli.main import UsageError
+from muesli.cli.main import UsageError, nearest
 from muesli.config import Config
 
 
@@ -74,6 +74,15 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long to wait until all processes have come (300)",
     )
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Names a ``--devices.*`` or ``--distributed.*`` that does not exist, and the nearest."""
+    known = [option for option in parser._option_string_actions if "." in option]
+    for option in rest:
+        if option.startswith(("--devices.", "--distributed.")):
+            name = option.split("=")[0]
+            raise UsageError(f"{name}: there is no such option{nearest(name, known)}")
 
 
 def _cluster(own: Any) -> Any:

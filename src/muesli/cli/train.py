@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muesli.cli.cluster import add_where, resume_locally, train_locally, where
+from muesli.cli.cluster import (
+    add_where,
+    refuse_unknown,
+    resume_locally,
+    train_locally,
+    where,
+)
 from muesli.cli.main import UsageError, nearest
 from muesli.config import Config, EnvConfig, validate
 
@@ -74,7 +80,9 @@ def train_command(argv: Sequence[str]) -> int:
     """``muesli train [PRESET] [--seeds N] [--run-dir DIR] [--init-from RUN] [--field VALUE …]``."""
     arguments = list(argv)
     preset = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    own, rest = _own_options("train").parse_known_args(arguments)
+    options = _own_options("train")
+    own, rest = options.parse_known_args(arguments)
+    refuse_unknown(options, rest)
     if {"-h", "--help"} & set(rest):
         print(
             "usage: muesli train [PRESET] [--run-dir DIR] [--seeds N] [--init-from RUN_DIR] "
