@@ -81,7 +81,11 @@ def test_catch_is_learnt(update, core, samples):
 @pytest.mark.learn
 @pytest.mark.parametrize("scale", [1000.0, 0.001])
 def test_the_scale_of_rewards_does_not_matter(scale):
-    parts, state, metrics = train(catch(reward_scale=scale), until=0.99, calls=2)
+    # Rewards a thousandth of a bin wide drown in the noise of heads that start around 0 (0.50 to
+    # 0.93 with four seeds), but not in that of heads that know how rare they are (0.92 to 0.99).
+    base = catch(reward_scale=scale)
+    config = replace(base, network=replace(base.network, value_head_prior_rate=0.05))
+    parts, state, metrics = train(config, until=0.99, calls=2)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
@@ -125,7 +129,8 @@ def test_a_cue_is_remembered_with_an_lstm_and_only_with_one():
 
 @pytest.mark.learn
 def test_connect_four_against_itself_beats_a_random_player():
-    parts, state, metrics = train(presets.connect_four())
+    # After the preset's 500,000 steps 0.895 and 0.900 were seen.
+    parts, state, metrics = train(replace(presets.connect_four(), total_env_steps=800_000))
     # Returns are +1, 0, −1 and draws are rare: a return of 0.9 is 95% of the games.
     result = evaluate(parts, state, episodes=400)
     assert result >= 0.9, metrics
