@@ -14,11 +14,11 @@ import pytest
 from muesli import presets, replay
 from muesli.agent import Acting
 from muesli.config import ConfigError
-from muesli.runners.actors import Courier
 from muesli.runners.engines import AnakinEngine, SebulbaEngine
 from muesli.runners.learner import make_learn
 from muesli.runners.mesh import check_divisible, choose_devices, deal, make_topology
 from muesli.runners.parts import build
+from muesli.runners.publishing import Courier
 from muesli.runners.train import load_agent_state, resume, train
 from muesli.types import ActorState, Trajectory, Transition
 
@@ -235,6 +235,8 @@ def test_a_courier_brings_the_newest_parameters_and_tells_of_what_fails():
 def test_actors_on_the_processor_train_a_learner_elsewhere():
     """With several CPU devices the first stands for the processor, another for what learns."""
     base = config(batch_sequences=8, online_sequences=4)
+    # The learner's arithmetic: on the processor, actors have their own.
+    base = replace(base, network=replace(base.network, compute_dtype="bfloat16"))
     actors = replace(base.actors, runner="sebulba", groups=2, device="cpu")
     base = replace(base, env=replace(base.env, num_envs=8), actors=actors)
     learner = jax.devices()[1]
@@ -250,6 +252,8 @@ def test_actors_on_the_processor_train_a_learner_elsewhere():
         # Parameters arrive: after two calls actors no longer play by the first ones.
         assert 0 < run.sebulba.published.update <= run.sebulba.updates
         assert np.isfinite(metrics["loss_total"])
+        act = run.sebulba.functions[0].act.as_text()
+        assert "bf16" not in act and "f32" in act
     finally:
         run.close()
     with pytest.raises(ConfigError, match=r"^actors.device: cpu leaves no choice"):

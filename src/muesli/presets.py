@@ -135,6 +135,9 @@ def mujoco() -> Config:
             normalise_observations=True,
             normalise_features=True,
             normalise_core=True,
+            # Returns lie in the hundreds and thousands.
+            value_head_scale=1.0,
+            value_head_prior_rate=0.05,
             compute_dtype="bfloat16",
         ),
         agent=AgentConfig(baseline="expected_q", centre_advantages=True),

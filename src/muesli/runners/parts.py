@@ -124,6 +124,23 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     return Parts(config, env, spec, stack, network, agent, schedule, sebulba, topology)
 
 
+def for_actors(parts: Parts) -> Parts:
+    """The same, as actors compute: on a processor in its own arithmetic."""
+    if any(device.platform != "cpu" for device in parts.topology.actors):
+        return parts
+    config = for_processor(parts.config)
+    network = NETWORKS[config.network.maker](parts.spec, config.network)
+    agent = make_agent(parts.spec, network, config, parts.schedule.total_updates)
+    return parts._replace(config=config, network=network, agent=agent)
+
+
+def for_processor(config: Config) -> Config:
+    """The same run in the arithmetic of a processor, which only emulates bfloat16."""
+    return dataclasses.replace(
+        config, network=dataclasses.replace(config.network, compute_dtype="float32")
+    )
+
+
 def _stack(config: Config, spec: EnvSpec) -> Stack:
     """How the network's observations are made of the environment's, whose spec this is."""
     if not config.env.stack_actions:

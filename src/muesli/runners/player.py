@@ -20,7 +20,7 @@ from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
 from muesli.runners.export import exported_config
 from muesli.runners.host import Memory, evaluate_on_host, initial_memory, remember
-from muesli.runners.parts import Parts, build
+from muesli.runners.parts import Parts, build, for_processor
 from muesli.runners.rundir import read_config
 from muesli.runners.train import load_agent_state
 from muesli.types import Array, PRNGKey, TimeStep
@@ -140,10 +140,8 @@ class Player:
 
 
 def for_playing(config: Config) -> Config:
-    """The same run in the arithmetic of this machine: CPUs only emulate bfloat16."""
-    if jax.default_backend() != "cpu":
-        return config
-    return replace(config, network=replace(config.network, compute_dtype="float32"))
+    """The same run in the arithmetic of this machine."""
+    return for_processor(config) if jax.default_backend() == "cpu" else config
 
 
 def load(

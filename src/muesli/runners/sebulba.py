@@ -31,13 +31,14 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.agent import Acting
 from muesli.envs.base import EnvError
-from muesli.runners.actors import ActorGroup, Arrays, Chunk, Courier, Failure, Published, Ticket
+from muesli.runners.actors import ActorGroup, Arrays, Chunk, Failure, Ticket
 from muesli.runners.collector import Collector, make_collector
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.host import host_envs
 from muesli.runners.learner import init_ring, make_learn
 from muesli.runners.mesh import AXIS, dealt, lay_out, own_share, replicated, spread
-from muesli.runners.parts import Parts
+from muesli.runners.parts import Parts, for_actors
+from muesli.runners.publishing import Courier, Published
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, TimeStep, Trajectory
 
 _STARTING_TIMEOUTS = 10  # copies of an environment may take this many step timeouts to start
@@ -70,7 +71,7 @@ class Sebulba:
         self.share = self.group_size // len(self.topology.own)
         self._hand = self.config.batch.online_sequences // mesh.size
         self.seed, self.key = seed, jax.random.key(seed)
-        self.collector = make_collector(parts, self.group_size)
+        self.collector = make_collector(for_actors(parts), self.group_size)
         self._learn = make_learn(parts)
 
         def store(replay: PyTree, chunk: Trajectory, slot: Array, anew: Array) -> PyTree:
