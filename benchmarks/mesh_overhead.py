@@ -85,7 +85,7 @@ def main() -> None:
     def on_mesh() -> Any:
         nonlocal sharded
         sharded, _, row = sebulba.learn_slice(sharded, stored, dealt, np.int32(0), state.key, lag)
-        return row["loss_total"]
+        return row.values
 
     def without() -> Any:
         nonlocal alone

@@ -18,7 +18,7 @@ from muesli.runners.engines import AnakinEngine, SebulbaEngine
 from muesli.runners.learner import make_learn
 from muesli.runners.mesh import check_divisible, choose_devices, deal, make_topology
 from muesli.runners.parts import build
-from muesli.runners.publishing import Courier
+from muesli.runners.publishing import Courier, Packing, Published
 from muesli.runners.train import load_agent_state, resume, train
 from muesli.types import ActorState, Trajectory, Transition
 
@@ -216,19 +216,29 @@ def test_actor_threads_feed_several_devices_as_they_feed_one(learners, actors):
 
 def test_a_courier_brings_the_newest_parameters_and_tells_of_what_fails():
     there, arrived = jax.devices()[:2], queue.SimpleQueue()
+
+    def acting(update):
+        return Acting({"w": jnp.full((3, 2), update), "n": jnp.int32(update)}, jnp.ones(()), None)
+
+    packing = Packing(acting(0))
+    unpack = jax.jit(packing.unpack)
+
+    def published(update):
+        return Published(update, packing.pack(acting(update)), there[1:], unpack)
+
     courier = Courier(arrived.put, there[1:])
     for update in range(1, 6):
-        courier.send(update, Acting({"w": jnp.full(3, update)}, jnp.ones(()), None))
-    while (published := arrived.get(timeout=60)).update < 5:
+        courier.send(published(update))
+    while (newest := arrived.get(timeout=60)).update < 5:
         pass
-    held = published.on(0).params["w"]
-    assert held.devices() == {there[1]}
-    np.testing.assert_array_equal(held, 5)
-    courier.send(6, Acting("no array", None))
+    held = newest.on(0)
+    assert {d for x in jax.tree.leaves(held) for d in x.devices()} == {there[1]}
+    jax.tree.map(np.testing.assert_array_equal, held, acting(5))
+    courier.send(Published(6, {"float32": "no array"}, there[1:], unpack))
     while courier.error is None:
         time.sleep(0.01)
     with pytest.raises(AttributeError):
-        courier.send(7, published.on(0))
+        courier.send(newest)
     courier.close()
 
 

@@ -185,7 +185,7 @@ def _learner_alone(sebulba: Any) -> Callable[[], Any]:
             held.agent, held.replay, chunk, np.int32(0), held.key, lag
         )
         held = held._replace(agent=agent)
-        return row["loss_total"]
+        return row.values
 
     return learn
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from muesli import keys
@@ -14,6 +17,27 @@ from muesli.runners.mesh import AXIS
 from muesli.runners.parts import Parts
 from muesli.runners.symmetry import turn
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The metrics of one update as one array, [M] f32: fetched one by one, some fifty numbers take
+    longer than a small network's update. names: static.
+    """
+
+    values: Array
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> Row:
+        values = [jnp.asarray(x, jnp.float32) for x in metrics.values()]
+        return cls(jnp.stack(values), tuple(metrics))
+
+    def fetch(self) -> dict[str, np.float32]:
+        """The numbers by name, once the update is done."""
+        return dict(zip(self.names, np.asarray(self.values), strict=True))
+
 
 Learnt = tuple[AgentState, Metrics, Trajectory]
 Learn = Callable[[AgentState, PyTree, Trajectory, PRNGKey, Array], Learnt]

@@ -1,4 +1,8 @@
-"""How parameters get from the learner to the actors, on devices of the same kind or of another."""
+"""How parameters get from the learner to the actors, on devices of the same kind or of another.
+
+To devices that do not learn they travel as one array: a copy of each of some sixty would keep
+Python busy for as long as a small network's update takes.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,53 @@ import threading
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from muesli.agent import Acting
 from muesli.runners.mesh import one_copy
+from muesli.types import Array, PyTree
+
+Parcel = dict[str, Array]
+"""All numbers of a tree by their type, each [N]."""
+
+
+class Packing:
+    """How trees of one structure become a parcel and trees again: pure functions."""
+
+    def __init__(self, example: PyTree):
+        """example: arrays or their shapes."""
+        self._leaves, self._structure = jax.tree.flatten(example)
+
+    def pack(self, tree: PyTree) -> Parcel:
+        flat: dict[str, list[Array]] = {}
+        for x in jax.tree.leaves(tree):
+            flat.setdefault(str(x.dtype), []).append(jnp.ravel(x))
+        return {kind: jnp.concatenate(arrays) for kind, arrays in flat.items()}
+
+    def unpack(self, parcel: Parcel) -> PyTree:
+        read, leaves = dict.fromkeys(parcel, 0), []
+        for x in self._leaves:
+            kind = str(x.dtype)
+            end = read[kind] + x.size
+            leaves.append(jnp.reshape(parcel[kind][read[kind] : end], x.shape))
+            read[kind] = end
+        return jax.tree.unflatten(self._structure, leaves)
 
 
 class Published:
     """Parameters to act with. update: how many updates made them."""
 
-    def __init__(self, update: int, acting: Acting, devices: Sequence[jax.Device]):
+    def __init__(
+        self,
+        update: int,
+        sent: PyTree,
+        devices: Sequence[jax.Device],
+        unpack: Callable[[Parcel], Acting] | None = None,
+    ):
+        """sent: an Acting, or its Parcel and how to ``unpack`` one."""
         self.update = update
-        self._acting, self._devices = acting, devices
+        self._sent, self._devices, self._unpack = sent, devices, unpack
         self._held: list[Acting | None] = [None] * len(devices)
         self._lock = threading.Lock()
 
@@ -26,8 +66,18 @@ class Published:
         with self._lock:
             held = self._held[index]
             if held is None:
-                held = self._held[index] = one_copy(self._acting, self._devices[index])
+                held = self._bring(self._devices[index])
+                self._held[index] = held
             return held
+
+    def _bring(self, device: jax.Device) -> Acting:
+        if self._unpack is None:
+            return one_copy(self._sent, device)
+        if device.platform == "cpu":
+            # NumPy's array becomes the processor's without another copy.
+            sent = jax.tree.map(np.asarray, one_copy(self._sent))
+            return self._unpack(jax.device_put(sent, device))
+        return self._unpack(one_copy(self._sent, device))
 
 
 class Courier:
@@ -37,16 +87,16 @@ class Courier:
 
     def __init__(self, deliver: Callable[[Published], None], devices: Sequence[jax.Device]):
         self._deliver, self._devices = deliver, devices
-        self._sent: queue.SimpleQueue[tuple[int, Acting] | None] = queue.SimpleQueue()
+        self._sent: queue.SimpleQueue[Published | None] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._thread.start()
 
-    def send(self, update: int, acting: Acting) -> None:
-        """Parameters that ``update`` updates made; what fails is raised the next time."""
+    def send(self, published: Published) -> None:
+        """Brings it to all devices, then delivers it; what fails is raised the next time."""
         if self.error is not None:
             raise self.error
-        self._sent.put((update, acting))
+        self._sent.put(published)
 
     def close(self) -> None:
         self._sent.put(None)
@@ -54,13 +104,12 @@ class Courier:
 
     def _run(self) -> None:
         try:
-            while (parcel := self._sent.get()) is not None:
+            while (published := self._sent.get()) is not None:
                 while not self._sent.empty():
                     newer = self._sent.get()
                     if newer is None:
                         return
-                    parcel = newer
-                published = Published(*parcel, self._devices)
+                    published = newer
                 for index in range(len(self._devices)):
                     jax.block_until_ready(published.on(index))
                 self._deliver(published)

@@ -29,17 +29,19 @@ from jax.sharding import SingleDeviceSharding
 
 from muesli import keys
 from muesli import replay as ring
-from muesli.agent import Acting
 from muesli.envs.base import EnvError
 from muesli.runners.actors import ActorGroup, Arrays, Chunk, Failure, Ticket
 from muesli.runners.collector import Collector, make_collector
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.host import host_envs
-from muesli.runners.learner import init_ring, make_learn
+from muesli.runners.learner import Row, init_ring, make_learn
 from muesli.runners.mesh import AXIS, dealt, lay_out, own_share, replicated, spread
 from muesli.runners.parts import Parts, for_actors
-from muesli.runners.publishing import Courier, Published
-from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, TimeStep, Trajectory
+from muesli.runners.publishing import Courier, Packing, Published
+from muesli.types import AgentState, Array, PRNGKey, PyTree, TimeStep, Trajectory
+
+Measured = dict[str, np.float32]
+"""The metrics of one update, fetched."""
 
 _STARTING_TIMEOUTS = 10  # copies of an environment may take this many step timeouts to start
 
@@ -98,6 +100,12 @@ class Sebulba:
         self.restarts = 0
         # In lock-step every group then waits for leave to collect its next chunk.
         self.between_iterations = False
+        # Actors on devices of their own are sent their parameters.
+        self._packing: Packing | None = None
+        if not set(self.acting_devices) & set(self.topology.own):
+            agent = self.state_shapes().agent
+            self._packing = Packing(jax.eval_shape(parts.agent.acting, agent))
+            self._unpack = jax.jit(self._packing.unpack)
         self._courier: Courier | None = None
         self.actors: list[ActorGroup] = []
         self.chunks: queue.SimpleQueue[Chunk | Failure] = queue.SimpleQueue()
@@ -153,11 +161,15 @@ class Sebulba:
         index: Array,
         key: PRNGKey,
         lag: Array,
-    ) -> tuple[AgentState, Acting, Metrics]:
-        """One update on slice ``index`` of a chunk; also the parameters to act with from now on."""
+    ) -> tuple[AgentState, PyTree, Row]:
+        """One update on slice ``index`` of a chunk; also what to send to those who act."""
         fresh = self._take_hand(chunk, index)
         agent, metrics, _ = self._learn(agent, replay, fresh, key, lag)
-        return agent, self.parts.agent.acting(agent), metrics
+        return agent, self._sent(agent), Row.of(metrics)
+
+    def _sent(self, agent: AgentState) -> PyTree:
+        acting = self.parts.agent.acting(agent)
+        return acting if self._packing is None else self._packing.pack(acting)
 
     def _batch_of_last_update(self, chunk: PyTree, index: int) -> PyTree:
         """The sequences that the newest update, on a slice of ``chunk``, was to learn from; of
@@ -252,13 +264,15 @@ class Sebulba:
             jax.jit(self.collector.go_on).lower(carry.memory, carry.seen).compile(),
         )
 
-    def _publish(self, update: int, acting: Acting) -> None:
+    def _publish(self, update: int, sent: PyTree) -> None:
         """Lets actors have new parameters: at once, or once they have been brought to them."""
         self.updates = update
+        unpack = None if self._packing is None else self._unpack
+        published = Published(update, sent, self.acting_devices, unpack)
         if self._courier is None:
-            self._deliver(Published(update, acting, self.acting_devices))
+            self._deliver(published)
         else:
-            self._courier.send(update, acting)
+            self._courier.send(published)
 
     def _deliver(self, published: Published) -> None:
         self.published = published
@@ -266,12 +280,8 @@ class Sebulba:
     def start(self, state: SebulbaState, resumed: bool = False) -> None:
         """Lets the actors begin; the ring may be empty. resumed: some go on from what was saved."""
         self.state = state
-        acting = jax.jit(self.parts.agent.acting)(state.agent)
-        self._publish(int(state.agent.step), acting)
-        if (
-            not set(self.acting_devices) & set(self.topology.own)
-            and not self.config.actors.lockstep
-        ):
+        self._publish(int(state.agent.step), jax.jit(self._sent)(state.agent))
+        if self._packing is not None and not self.config.actors.lockstep:
             self._courier = Courier(self._deliver, self.acting_devices)
         for actor in self.actors:
             actor.functions = self.functions[actor.device_index]
@@ -313,12 +323,12 @@ class Sebulba:
         self._end_iteration()
         return chunks
 
-    def train_iteration(self) -> tuple[list[Metrics], list[Chunk], float]:
+    def train_iteration(self) -> tuple[list[Measured], list[Chunk], float]:
         """Takes in as many chunks as there are groups and trains on each of their sequences once.
 
         Returns the metrics of every update, the chunks, and the seconds spent waiting for actors.
         """
-        metrics: list[Metrics] = []
+        metrics: list[Measured] = []
         chunks, waited = [], 0.0
         iteration = self._iteration()
         while True:
@@ -348,21 +358,20 @@ class Sebulba:
             actor.tickets.put(Ticket(self.published))
         yield from sorted((self._take() for _ in self.actors), key=lambda chunk: chunk.group)
 
-    def _train_on(self, chunk: Chunk) -> list[Metrics]:
+    def _train_on(self, chunk: Chunk) -> list[Measured]:
         trajectory = self._store(chunk)
-        metrics = []
+        metrics: list[Measured] = []
         for index in range(self.share // self._hand):
             state, update = self.state, self.updates
             lag = self._for_each_device(update - chunk.update, np.float32)
-            agent, acting, row = self.learn_slice(
+            agent, sent, row = self.learn_slice(
                 state.agent, state.replay, trajectory, np.int32(index), state.key, lag
             )
             self.state = state._replace(agent=agent)
-            self._publish(update + 1, acting)
+            self._publish(update + 1, sent)
             # One update at a time: what actors ask for now is computed before the next one.
-            jax.block_until_ready(row["loss_total"])
-            metrics.append(row)
-            if float(row["update_skipped"]):
+            metrics.append(row.fetch())
+            if metrics[-1]["update_skipped"]:
                 self._look_for_the_end(trajectory, index)
         return metrics
 

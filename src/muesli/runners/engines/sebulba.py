@@ -75,12 +75,11 @@ class SebulbaEngine:
         per_call = schedule.per_call * schedule.updates_per_iteration
         while self._done() < per_call and not stop():
             rows, taken, seconds = self.sebulba.train_iteration()
-            fetched: list[dict[str, Any]] = jax.device_get(rows)
             self._pending = {
                 name: np.concatenate(
-                    [self._pending.get(name, np.zeros(0, np.float32)), [r[name] for r in fetched]]
+                    [self._pending.get(name, np.zeros(0, np.float32)), [row[name] for row in rows]]
                 ).astype(np.float32)
-                for name in fetched[0]
+                for name in rows[0]
             }
             chunks += taken
             waited += seconds
