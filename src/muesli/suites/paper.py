@@ -416,7 +416,7 @@ SUITES: dict[str, Suite] = {
             "laptop": Scale(
                 "pendulum", ("gym:Pendulum-v1",), 2, {**_QUIET, "total_env_steps": 20_000}
             ),
-            "gpu": Scale("mujoco", MUJOCO[1:3], 3, {**_QUIET, "total_env_steps": 1_000_000}),
+            "gpu": Scale("mujoco_h200", MUJOCO[1:3], 3, {**_QUIET, "total_env_steps": 1_000_000}),
             "paper": Scale("mujoco", MUJOCO, 10),
         },
         remark="The text does not name the environments; these are Gym's usual ones.",
