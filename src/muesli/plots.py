@@ -99,7 +99,8 @@ def plot_study(study: Mapping[str, Any], output: Path) -> None:
     panels[0, 0].set_ylabel("episode return")
     if panels[0, 0].get_legend_handles_labels()[1]:
         panels[0, 0].legend(frameon=False, fontsize=7, ncols=1 + len(study["rows"]) // 8)
-    seeds = max((row["finished"] for row in study["rows"]), default=0)
+    each = (env["runs"] for row in study["rows"] for env in row["envs"].values())
+    seeds = max(each, default=0)
     title = f"{study['title']} · mean of {seeds} seeds, 95% bootstrap intervals"
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
