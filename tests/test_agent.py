@@ -137,7 +137,7 @@ def test_an_update_tells_the_heads_how_often_each_target_came(pieces):
             ~np.asarray(targets.step_type == 2)[:, :-1] & np.asarray(targets.values_valid)[:, :-1]
         )
         shares = np.asarray(encode(targets.values[:, :-1], value_support))[valid].mean(0)
-        return 0.999 * shares + 0.001 / shares.size
+        return (1 - 1e-6) * shares + 1e-6 / shares.size
 
     def expected(state, heads):
         return np.exp(state.online[heads]["value_head"]["expected"])

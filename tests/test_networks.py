@@ -454,8 +454,8 @@ def test_informed_heads_add_the_log_frequencies_they_were_told():
         before, Frequencies(jnp.array(reward), jnp.array(value), *FLOORS), jnp.float32(1)
     )
 
-    # All at once: of what was heard 999 parts, of every bin's equal chance one.
-    wanted = np.log(0.999 * value + 0.001 / 11)
+    # All at once: of what was heard nearly all, of every bin's equal chance a millionth.
+    wanted = np.log((1 - 1e-6) * value + 1e-6 / 11)
     for heads in ("root_heads", "model_heads"):
         np.testing.assert_allclose(told[heads]["value_head"]["expected"], wanted, atol=1e-6)
     np.testing.assert_allclose(
@@ -473,7 +473,8 @@ def test_informed_heads_add_the_log_frequencies_they_were_told():
         return jnp.stack([root.value_logits[0], step, ahead])
 
     moved = values(told) - values(before)
-    start = -np.abs(np.linspace(-5, 5, 11))
+    # At first it was 0 that nearly always occurred.
+    start = np.log((1 - 1e-6) * (np.arange(11) == 5) + 1e-6 / 11)
     np.testing.assert_allclose(moved, np.broadcast_to(wanted - start, (3, 4, 11)), atol=1e-5)
     # Nothing else has changed.
     same = jax.tree.map(np.array_equal, before, told)
@@ -488,7 +489,7 @@ def test_informed_heads_follow_slowly_and_no_gradient_moves_them():
     frequencies = Frequencies(jnp.full(7, 1 / 7), value, *FLOORS)
     told = jax.jit(network.expect)(params, frequencies, jnp.float32(0.1))
     probabilities = np.exp(told["root_heads"]["value_head"]["expected"])
-    wanted = 0.9 / 11 + 0.1 * (0.999 * np.asarray(value) + 0.001 / 11)
+    wanted = 0.9 / 11 + 0.1 * ((1 - 1e-6) * np.asarray(value) + 1e-6 / 11)
     np.testing.assert_allclose(probabilities, wanted, rtol=1e-5)
 
     def loss(params):

@@ -110,6 +110,7 @@ def small() -> Config:
         network=replace(
             base.network, torso_units=8, model_units=8, core_units=8,
             value_bins=11, value_max=10.0, reward_bins=11, reward_max=10.0,
+            value_head_prior_rate=0.0,  # told that all is 0, stirred heads would still say so
         ),
         batch=replace(base.batch, batch_sequences=16, sequence_length=6),
         model=replace(base.model, unroll_steps=2),

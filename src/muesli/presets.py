@@ -171,8 +171,8 @@ def mujoco_h200() -> Config:
 # --- laptops --------------------------------------------------------------------------------
 
 
-def catch() -> Config:
-    """Catch with a small network: seconds on two cores."""
+def _small() -> Config:
+    """What the presets for laptops have in common: Catch with a small network."""
     return Config(
         total_env_steps=100_000,
         env=EnvConfig(name="catch", num_envs=8),
@@ -205,9 +205,16 @@ def catch() -> Config:
     )
 
 
+def catch() -> Config:
+    """Catch with a small network: seconds on two cores."""
+    base = _small()
+    # So that rewards of any size are learnt from as soon.
+    return replace(base, network=replace(base.network, value_head_prior_rate=0.05))
+
+
 def catch_pixels() -> Config:
     """Catch as a picture with a small copy of the Atari network: a rehearsal for Atari."""
-    base = catch()
+    base = _small()
     return replace(
         base,
         env=replace(base.env, name="catch_pixels"),
@@ -222,7 +229,7 @@ def catch_pixels() -> Config:
 
 def illustrative_mdp() -> Config:
     """The paper's four-state MDP without distinguishable states; the best policy is stochastic."""
-    base = catch()
+    base = _small()
     return replace(
         base,
         total_env_steps=60_000,
@@ -236,7 +243,7 @@ def illustrative_mdp() -> Config:
 
 def recall() -> Config:
     """A cue to remember over five steps: needs the LSTM core."""
-    base = catch()
+    base = _small()
     return replace(
         base,
         total_env_steps=60_000,
@@ -248,7 +255,7 @@ def recall() -> Config:
 
 def tic_tac_toe() -> Config:
     """Tic-tac-toe by self-play: the discount of −1 turns every return into negamax."""
-    base = catch()
+    base = _small()
     return replace(
         base,
         total_env_steps=150_000,
@@ -283,7 +290,7 @@ def connect_four() -> Config:
 
 def go_5x5() -> Config:
     """Go on 5×5 by self-play with a small convolutional network: a minute or two on two cores."""
-    base = catch()
+    base = _small()
     return replace(
         base,
         total_env_steps=300_000,
@@ -370,7 +377,7 @@ def go_h200() -> Config:
 
 def minatar() -> Config:
     """MinAtar Breakout on a laptop: the default run."""
-    base = catch()
+    base = _small()
     return replace(
         base,
         total_env_steps=500_000,
@@ -426,7 +433,7 @@ def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
 
     Continuous policies are trained more slowly, on standardised observations.
     """
-    base = catch()
+    base = _small()
     network = replace(
         base.network,
         torso_channels=(128,),

@@ -150,8 +150,9 @@ def head(inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs) -> WideLinear:
     )
 
 
-# The share of all bins together, however rarely they are targets.
-_UNSEEN = 1e-3
+# The share of all bins together, however rarely they are targets. Rewards of a thousandth of a bin
+# are lost where it is much larger.
+_UNSEEN = 1e-6
 
 
 class InformedHead(WideLinear):
@@ -162,26 +163,31 @@ class InformedHead(WideLinear):
     far from 0 is to turn every feature into a constant.
     """
 
-    def __init__(self, inputs: int, start: Array, scale: float, dtype: Dtype, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, positions: Array, scale: float, dtype: Dtype, rngs: nnx.Rngs):
+        """positions: of the bins, evenly spaced. Before anything is told, 0 is all that occurs."""
         super().__init__(
             inputs,
-            start.size,
+            positions.size,
             kernel_init=_head_init(scale),
             dtype=dtype,
             param_dtype=jnp.float32,
             rngs=rngs,
         )
-        self.expected = nnx.Param(start)
+        zero = jnp.maximum(0.0, 1.0 - jnp.abs(positions) / (positions[1] - positions[0]))
+        self.expected = nnx.Param(jnp.log(_possible(zero)))
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         return super().__call__(inputs, out_sharding) + jax.lax.stop_gradient(self.expected[...])
 
     def expect(self, frequencies: Array, rate: Array) -> None:
         """Moves what is expected towards the frequencies of a batch, [bins]."""
-        # What never occurred stays possible.
-        target = (1.0 - _UNSEEN) * frequencies + _UNSEEN / frequencies.size
         before = jax.nn.softmax(self.expected[...])
-        self.expected[...] = jnp.log((1.0 - rate) * before + rate * target)
+        self.expected[...] = jnp.log((1.0 - rate) * before + rate * _possible(frequencies))
+
+
+def _possible(frequencies: Array) -> Array:
+    """The same [bins], but what never occurred stays possible."""
+    return (1.0 - _UNSEEN) * frequencies + _UNSEEN / frequencies.size
 
 
 def categorical_head(
@@ -202,7 +208,7 @@ def categorical_head(
     """
     positions = jnp.linspace(-maximum, maximum, bins)
     if informed:
-        return InformedHead(inputs, -jnp.abs(positions), scale, dtype, rngs)
+        return InformedHead(inputs, positions, scale, dtype, rngs)
     return WideLinear(
         inputs,
         bins,
