@@ -22,8 +22,8 @@ from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
 @partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The metrics of one update as one array, [M] f32: fetched one by one, some fifty numbers take
-    longer than a small network's update. names: static.
+    """The metrics of one update as one array, [M] f32, so that one copy fetches them all.
+    names: static.
     """
 
     values: Array

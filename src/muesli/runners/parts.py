@@ -126,9 +126,9 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
 
 def for_actors(parts: Parts) -> Parts:
     """The same, as actors compute: on a processor in its own arithmetic."""
-    if any(device.platform != "cpu" for device in parts.topology.actors):
-        return parts
     config = for_processor(parts.config)
+    if config == parts.config or any(d.platform != "cpu" for d in parts.topology.actors):
+        return parts
     network = NETWORKS[config.network.maker](parts.spec, config.network)
     agent = make_agent(parts.spec, network, config, parts.schedule.total_updates)
     return parts._replace(config=config, network=network, agent=agent)

@@ -1,7 +1,7 @@
 """How parameters get from the learner to the actors, on devices of the same kind or of another.
 
-To devices that do not learn they travel as one array: a copy of each of some sixty would keep
-Python busy for as long as a small network's update takes.
+To devices that do not learn they travel as one array of each type: Python starts one copy instead
+of some sixty.
 """
 
 from __future__ import annotations
