@@ -16,6 +16,7 @@ from muesli.config import NetworkConfig
 from muesli.networks import layers, make_network
 from muesli.networks.layers import BoardConv, Lstm, WideLinear, max_pool
 from muesli.networks.network import UnrollInputs
+from muesli.networks.torsos import _highest_backward, highest, scale_planes
 from muesli.ops.values import Support, cross_entropy, encode
 from muesli.types import EnvSpec, Frequencies
 
@@ -547,3 +548,27 @@ def test_values_far_from_zero_cost_uninformed_heads_their_features():
         return float(varied)
 
     assert variation(0.0) < 0.5 * variation(0.5)
+
+
+def test_scaled_planes_have_the_gradient_of_their_formula():
+    def plain(x):
+        low = jnp.min(x, axis=(-3, -2, -1), keepdims=True)
+        high = jnp.max(x, axis=(-3, -2, -1), keepdims=True)
+        return (x - low) / jnp.maximum(high - low, 1e-5)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    # Rounded, so that some states hold their extremes in several places.
+    x = jnp.round(jax.random.normal(keys[0], (8, 3, 3, 4)), 1)
+    weights = jax.random.normal(keys[1], x.shape)
+    ours, theirs = (
+        jax.grad(lambda x, f=f: jnp.sum(weights * f(x)))(x) for f in (scale_planes, plain)
+    )
+    np.testing.assert_allclose(scale_planes(x), plain(x), rtol=1e-6)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_maximum_that_no_place_holds_has_a_finite_gradient():
+    # As when a GPU rounds what it saved, and not what it took the maximum of.
+    x = jax.random.normal(jax.random.key(0), (2, 3, 3, 4))
+    (gradient,) = _highest_backward((x, highest(x) + 1e-3), jnp.ones((2, 1, 1, 1)))
+    np.testing.assert_array_equal(gradient, jnp.zeros_like(x))

@@ -172,9 +172,34 @@ class MuZeroTorso(nnx.Module):
 def scale_planes(x: Array) -> Array:
     """MuZero's scaling of a hidden state to [0, 1], over all planes. x: [..., H, W, C]."""
     wide = x.astype(jnp.float32)
-    low = jnp.min(wide, axis=(-3, -2, -1), keepdims=True)
-    high = jnp.max(wide, axis=(-3, -2, -1), keepdims=True)
+    low, high = -highest(-wide), highest(wide)
     return (wide - low) / jnp.maximum(high - low, 1e-5)
+
+
+@jax.custom_vjp
+def highest(x: Array) -> Array:
+    """The largest number of each state: [..., H, W, C] -> [..., 1, 1, 1].
+
+    Its gradient goes to the places that hold it, in equal shares. Where x was computed twice, once
+    rounded to bfloat16 and once not, as a compiler may choose to, no place may hold it exactly;
+    JAX's own gradient divides by their number.
+    """
+    return jnp.max(x, axis=(-3, -2, -1), keepdims=True)
+
+
+def _highest_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    top = highest(x)
+    return top, (x, top)
+
+
+def _highest_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+    x, top = saved
+    held = (x >= top).astype(gradient.dtype)
+    places = jnp.sum(held, axis=(-3, -2, -1), keepdims=True)
+    return (gradient * held / jnp.maximum(places, 1.0),)
+
+
+highest.defvjp(_highest_forward, _highest_backward)
 
 
 TORSOS: dict[str, Any] = {
