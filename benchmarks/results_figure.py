@@ -1,4 +1,4 @@
-"""Draws docs/images/minatar_gpu.png and atari_h200.png from the result files in results/."""
+"""Draws docs/images/minatar_gpu.png, atari_h200.png and mujoco_h200.png from results/."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ PPO = {"breakout": 50, "asterix": 23, "space_invaders": 149, "freeway": 63, "sea
 
 # Ms. Pacman at 10M frames: dopamine's Rainbow with IMPALA's network and sticky actions.
 RAINBOW = 2593
+# At 1M steps, as CleanRL publishes them (v4 of the tasks); it has no Ant.
+CLEANRL = {
+    "HalfCheetah": {"PPO": 1443, "SAC": 9635, "TD3": 9583},
+    "Walker2d": {"PPO": 2288, "SAC": 3591, "TD3": 4058},
+    "Hopper": {"PPO": 2383, "SAC": 2310, "TD3": 3135},
+    "Ant": {},
+    "Humanoid": {"PPO": 716, "SAC": 4996, "TD3": 5035},
+}
 
 
 def main() -> None:
-    for name, draw in (("minatar_gpu", minatar), ("atari_h200", atari)):
+    for name, draw in (("minatar_gpu", minatar), ("atari_h200", atari), ("mujoco_h200", mujoco)):
         figure = draw()
         figure.tight_layout()
         output = ROOT / "docs" / "images" / f"{name}.png"
@@ -89,6 +97,32 @@ def minatar() -> Figure:
         axes.legend(frameon=False, fontsize=7)
         style(axes)
     panels[0].set_ylabel("episode return")
+    return figure
+
+
+def mujoco() -> Figure:
+    figure, panels = plt.subplots(1, 5, figsize=(15.0, 3.2), dpi=110)
+    for axes, (task, others) in zip(panels, CLEANRL.items(), strict=True):
+        for file in sorted((ROOT / "results").glob(f"mujoco_h200_{task.lower()}*.json")):
+            result = json.loads(file.read_text())
+            steps, returns = zip(*result["curve"], strict=True)
+            millions = [s / 1e6 for s in steps]
+            axes.plot(millions, returns, color=COLOURS[0], linewidth=1.8)
+        for i, (name, score) in enumerate(others.items()):
+            colour = f"C{i + 1}"
+            axes.plot([1.0], [score], "o", color=colour, markersize=5)
+            # SAC and TD3 are often side by side.
+            side = "right" if name == "TD3" else "left"
+            shift = -6 if side == "right" else 6
+            axes.annotate(
+                name, (1.0, score), (shift, 0), textcoords="offset points", ha=side, va="center",
+                fontsize=7, color=colour,
+            )  # fmt: skip
+        axes.set_title(f"{task}-v5", fontsize=10)
+        axes.set_xlabel("million steps")
+        axes.set_xlim(0, 2.05)
+        style(axes)
+    panels[0].set_ylabel("training return")
     return figure
 
 
