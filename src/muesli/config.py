@@ -27,8 +27,8 @@ class UpdateConfig:
     """Bound on E KL(π_MPO, π) that the temperature is trained to keep (mpo)."""
     mpo_init_temperature: float = 1.0
     """Temperature η of π_MPO at the first update (mpo)."""
-    mpo_min_temperature: float = 1.0
-    """Floor of the temperature: π_MPO is never sharper than the normalised advantages (mpo)."""
+    mpo_min_temperature: float = 0.01
+    """Floor of the temperature; with 1, π_MPO is no sharper than normalised advantages (mpo)."""
     mpo_dual_learning_rate: float = 0.01
     """Adam step size of log η (mpo)."""
     direct_mpo_weight: float = 1.0

@@ -504,6 +504,23 @@ def pendulum() -> Config:
     )
 
 
+def lunar_lander() -> Config:
+    """LunarLander-v3, discrete: some minutes on two cores until it lands."""
+    base = gym("gym:LunarLander-v3")
+    return replace(
+        base,
+        total_env_steps=250_000,
+        # With 0.99 it hovers until its time is up; with 0.999 it often does.
+        agent=replace(base.agent, discount=0.997, trace_lambda=0.95),
+        update=replace(base.update, beta_loo=False),
+        optimiser=OptimiserConfig(learning_rate=1e-3),
+        batch=replace(
+            base.batch, batch_sequences=32, online_sequences=2, replay_capacity_steps=200_000
+        ),
+        log=replace(base.log, log_every_steps=10_000, eval_every_steps=50_000),
+    )
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "atari": atari,
     "atari_h200": atari_h200,
@@ -514,6 +531,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "mujoco": mujoco,
     "mujoco_h200": mujoco_h200,
     "pendulum": pendulum,
+    "lunar_lander": lunar_lander,
     "catch": catch,
     "catch_pixels": catch_pixels,
     "illustrative_mdp": illustrative_mdp,
@@ -528,7 +546,10 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 """Every preset by name."""
 
-TUNED: dict[str, Callable[[], Config]] = {"gym:Pendulum-v1": pendulum}
+TUNED: dict[str, Callable[[], Config]] = {
+    "gym:Pendulum-v1": pendulum,
+    "gym:LunarLander-v3": lunar_lander,
+}
 """Environments for which ``muesli train NAME`` knows better than ``gym``."""
 
 DEFAULT_PRESET = "minatar"

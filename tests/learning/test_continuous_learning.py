@@ -71,9 +71,5 @@ def test_ten_thousand_actions_are_learnt_with_sixteen_samples(tmp_path):
 @pytest.mark.learn
 def test_lunar_lander_lands(tmp_path):
     pytest.importorskip("Box2D", reason="needs gymnasium[box2d]")
-    base = presets.gym("gym:LunarLander-v3")
-    # With 0.99 most episodes went on until the time limit, for about 150 each.
-    agent = replace(base.agent, discount=0.999)
-    config = replace(base, total_env_steps=150_000, agent=agent)
-    evaluation = run(config, tmp_path / "run").evaluations[-1]
+    evaluation = run(presets.lunar_lander(), tmp_path / "run").evaluations[-1]
     assert evaluation["return_mean"] > 200.0
