@@ -510,13 +510,13 @@ def lunar_lander() -> Config:
     base = gym("gym:LunarLander-v3")
     return replace(
         base,
-        total_env_steps=250_000,
+        total_env_steps=300_000,
         # With 0.99 it hovers until its time is up; with 0.999 it often does.
         agent=replace(base.agent, discount=0.997, trace_lambda=0.95),
         update=replace(base.update, beta_loo=False),
         optimiser=OptimiserConfig(learning_rate=1e-3),
         batch=replace(
-            base.batch, batch_sequences=32, online_sequences=2, replay_capacity_steps=200_000
+            base.batch, batch_sequences=32, online_sequences=4, replay_capacity_steps=200_000
         ),
         log=replace(base.log, log_every_steps=10_000, eval_every_steps=50_000),
     )
