@@ -44,6 +44,23 @@ def test_help_is_quick_and_does_not_import_jax():
     assert subprocess.run([sys.executable, "-c", probe], stdout=subprocess.DEVNULL).returncode == 0
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name, capsys):
+    try:
+        status = main([name, "--help"])
+    except SystemExit as left:
+        status = left.code
+    said = capsys.readouterr().out
+    assert not status and f"muesli {name}" in said, said[:200]
+
+
+def test_every_part_is_timed(capsys):
+    assert main(["bench", "catch", *TINY, "--seconds", "0.05", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rates = {key: value for key, value in result.items() if key.endswith("_per_second")}
+    assert result["preset"] == "catch" and rates and min(rates.values()) > 0.0, result
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -17,7 +17,13 @@ def bench_command(argv: Sequence[str]) -> int:
     """``muesli bench [PRESET] [--seconds S] [--json] [--field VALUE …]``."""
     arguments = list(argv)
     preset = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    parser = argparse.ArgumentParser(prog="muesli bench", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="muesli bench",
+        usage="muesli bench [PRESET] [--seconds S] [--json] [--FIELD VALUE ...]",
+        description="Times each part of a run alone, and all of them together. Fields are those "
+        "of 'muesli train PRESET --help'.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each part is timed")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     own, rest = parser.parse_known_args(arguments)
