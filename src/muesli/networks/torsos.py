@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -180,23 +181,21 @@ def scale_planes(x: Array) -> Array:
 def highest(x: Array) -> Array:
     """The largest number of each state: [..., H, W, C] -> [..., 1, 1, 1].
 
-    Its gradient goes to the places that hold it, in equal shares. Where x was computed twice, once
-    rounded to bfloat16 and once not, as a compiler may choose to, no place may hold it exactly;
-    JAX's own gradient divides by their number.
+    Of equal ones the first takes the gradient. JAX's own gradient looks for the places that hold
+    the maximum and divides by their number. But a compiler may round x to bfloat16 where it takes
+    the maximum and not where it looks for it; then no place holds it, and the gradient is NaN.
     """
     return jnp.max(x, axis=(-3, -2, -1), keepdims=True)
 
 
-def _highest_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
-    top = highest(x)
-    return top, (x, top)
+def _highest_forward(x: Array) -> tuple[Array, Array]:
+    size = math.prod(x.shape[-3:])
+    place = jnp.argmax(x.reshape((*x.shape[:-3], size)), axis=-1)
+    return highest(x), (jnp.arange(size) == place[..., None]).reshape(x.shape)
 
 
-def _highest_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    x, top = saved
-    held = (x >= top).astype(gradient.dtype)
-    places = jnp.sum(held, axis=(-3, -2, -1), keepdims=True)
-    return (gradient * held / jnp.maximum(places, 1.0),)
+def _highest_backward(held: Array, gradient: Array) -> tuple[Array]:
+    return (jnp.where(held, gradient, 0.0),)
 
 
 highest.defvjp(_highest_forward, _highest_backward)
