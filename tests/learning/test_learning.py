@@ -74,7 +74,9 @@ def test_catch_is_learnt(update, core, samples):
     # A random player scores −0.6, a perfect one +1.
     seed = SEEDS.get((update, core, samples), 0)
     config = replace(catch(update, core, samples), seed=seed)
-    parts, state, metrics = train(config, until=0.98, calls=2)
+    # MPO with sampled targets swings (0.6 after 50,000 steps, 1 after 75,000) until its rate falls.
+    until = None if (update, samples) == ("mpo", 16) else 0.98
+    parts, state, metrics = train(config, until=until, calls=2)
     assert evaluate(parts, state) >= 0.95, metrics
 
 
