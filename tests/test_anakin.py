@@ -66,6 +66,16 @@ def test_every_online_sequence_is_trained_once_and_replay_is_real_experience():
     assert 2.0 <= float(metrics["replay_age_updates"]) <= 6.0
 
 
+@pytest.mark.parametrize("total", [1_000, 3_070, 30_000_000, 60_000_000])
+def test_a_run_is_less_than_one_row_longer_than_asked(total):
+    config = presets.PRESETS["go_h200"]()
+    log = replace(config.log, log_every_steps=500_000)
+    schedule = make_schedule(replace(config, total_env_steps=total, log=log))
+    over = schedule.env_steps(schedule.calls) - total
+    assert 0 <= over < schedule.per_call * schedule.steps_per_iteration
+    assert schedule.per_call * schedule.steps_per_iteration < 600_000
+
+
 def test_without_replay_there_is_no_ring_and_no_warm_up():
     config = tiny(batch_sequences=4)
     parts = build(config)

@@ -76,8 +76,8 @@ def make_schedule(config: Config) -> Schedule:
     warm_up = max(int(replays), -(-config.batch.replay_min_steps // per_iteration))
     iterations = max(1, -(-config.total_env_steps // per_iteration) - warm_up)
     wanted = max(1, round(config.log.log_every_steps / per_iteration))
-    calls = max(1, round(iterations / wanted))
-    per_call = -(-iterations // calls)
+    per_call = -(-iterations // max(1, round(iterations / wanted)))
+    calls = -(-iterations // per_call)
 
     def every(steps: int) -> int:
         return max(1, round(steps / (per_call * per_iteration))) if steps else calls
