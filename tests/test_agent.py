@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from muesli import presets
 from muesli import replay as ring
-from muesli.agent import estimate, loss_weights, make_targets, supports, unroll
-from muesli.config import UPDATE_DEFAULTS, Config
+from muesli.agent import estimate, loss_weights, make_act, make_targets, supports, unroll
+from muesli.config import UPDATE_DEFAULTS, Config, ConfigError
 from muesli.ops.moments import deviation
 from muesli.ops.values import encode
 from muesli.policy_updates import UPDATES
@@ -366,3 +366,21 @@ def test_acting_modes_give_distributions_over_legal_actions(act_with):
     probs = np.asarray(policy.probs())
     np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
     assert (probs[~legal] == 0.0).all()
+
+
+def test_exploration_is_a_share_of_the_uniform_policy_while_training_alone():
+    config = small("tic_tac_toe")
+    config = replace(config, agent=replace(config.agent, discount=-1.0, exploration=0.2))
+    parts = build(config)
+    state = jax.jit(parts.agent.init)(jax.random.key(0))
+    env_state, timestep = jax.vmap(parts.env.reset)(jax.random.split(jax.random.key(0), 2))
+    _, timestep = jax.vmap(parts.env.step)(env_state, jnp.arange(2), jax.random.split(
+        jax.random.key(0), 2))  # fmt: skip
+    asked = (parts.agent.acting(state), timestep, parts.agent.initial_actor(2),
+             jax.random.split(jax.random.key(1), 2))  # fmt: skip
+    behaviour = parts.agent.act(*asked)[1].probs()
+    plain = make_act(parts.spec, parts.network, config, "prior")(*asked)[1].probs()
+    legal = np.asarray(timestep.legal_actions)
+    np.testing.assert_allclose(behaviour, 0.8 * plain + 0.2 * legal / 8, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"agent\.exploration: must be 0 for continuous"):
+        make_act(parts.spec._replace(num_actions=None), parts.network, config, "prior")

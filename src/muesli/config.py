@@ -214,6 +214,9 @@ class AgentConfig:
     while every advantage is negative."""
     act_with: Literal["prior", "online", "cmpo", "q_softmax", "mcts"] = "prior"
     """Which policy acts while training."""
+    exploration: float = 0.0
+    """Share of the uniform policy over legal actions in the behaviour while training (not in the
+    paper); off-policy corrections know of it. Self-play that is narrow knows nobody but itself."""
     q_softmax_temperature: float = 1.0
     """Temperature of acting by softmax of q̂, in standard deviations of the advantage."""
     dynamics_gradient_scale: float = 1.0
@@ -228,8 +231,15 @@ class SearchConfig:
     """MuZero's search, or Gumbel MuZero's, which does better with few simulations."""
     simulations: int = 50
     """Model steps of one search."""
+    model: Literal["learnt", "rules"] = "learnt"
+    """What is searched: the agent's model, or the game itself, as AlphaZero does: to play games of
+    two players, not to train on them."""
     max_depth: int | None = None
     """How many actions deep a search may look; None does not limit it."""
+    least_spread: float = 0.1
+    """A search stretches the values of a state's actions to [0, 1]; differences below this many
+    standard deviations of the advantage it does not blow up so far. 0: every difference (mctx's
+    way), so that before anything is learnt the policy follows noise."""
     dirichlet_fraction: float = 0.25
     """Share of Dirichlet noise in the root's prior while training (muzero)."""
     dirichlet_alpha: float = 0.3
@@ -441,17 +451,18 @@ def validate(config: Config) -> None:
         ("env.atari.sticky_action_probability", sticky, 0.0, 1.0),
         ("agent.trace_lambda", agent.trace_lambda, 0.0, 1.0),
         ("agent.target_rate", agent.target_rate, 0.0, 1.0),
+        ("agent.exploration", agent.exploration, 0.0, 1.0),
         ("network.value_head_prior_rate", config.network.value_head_prior_rate, 0.0, 1.0),
         ("search.dirichlet_fraction", config.search.dirichlet_fraction, 0.0, 1.0),
         ("update.uniform_prior_weight", update.uniform_prior_weight, 0.0, 1.0),
         ("update.behaviour_prior_weight", update.behaviour_prior_weight, 0.0, 1.0),
     ):
         _require(low <= number <= high, field, f"must be in [{low:g}, {high:g}], got {number:g}")
-    _require(
-        config.actors.restart_seconds >= 0.0,
-        "actors.restart_seconds",
-        f"must not be negative, got {config.actors.restart_seconds:g}",
-    )
+    for field, number in (
+        ("actors.restart_seconds", config.actors.restart_seconds),
+        ("search.least_spread", config.search.least_spread),
+    ):
+        _require(number >= 0.0, field, f"must not be negative, got {number:g}")
     _require(
         0.0 <= agent.moment_decay < 1.0,
         "agent.moment_decay",
@@ -499,6 +510,11 @@ def validate(config: Config) -> None:
         not (update.name == "mcts" and agent.act_with != "mcts"),
         "agent.act_with",
         f"must be mcts with update.name mcts, which distils what it acted by, got {agent.act_with}",
+    )
+    _require(
+        not (update.name == "mcts" and agent.exploration > 0.0),
+        "agent.exploration",
+        "must be 0 with update.name mcts, which would distil it",
     )
     _require(
         not (agent.act_with == "mcts" and model.q_model == "direct"),

@@ -3,6 +3,7 @@
 It improves the policy of real states by looking many steps ahead, for acting (π_MCTS), for the
 ``mcts`` update (which distils π_MCTS), or at evaluation alone. Masks hold at the root; inside the
 model nobody knows which actions are legal. A discount of −1 makes it a search of two players.
+Games can be searched by their own rules instead (``agent.acting.rules_model``).
 """
 
 from __future__ import annotations
@@ -29,17 +30,13 @@ class Searched(NamedTuple):
     visits: Array
 
 
-Search = Callable[[PyTree, RootOutput, Array], Searched]
+Search = Callable[[PyTree, RootOutput, PyTree, Array, Array], Searched]
+Model = Callable[[PyTree, PRNGKey, Array, PyTree], tuple[Any, PyTree]]
+"""An mctx recurrent function: (params, key, action [B], state [B]) -> (what comes of it, state)."""
 
 
-def make_search(
-    network: Network, config: Config, supports: tuple[Support, Support], explore: bool
-) -> Search:
-    """search(params, RootOutput [B], keys [B]) -> Searched [B].
-
-    With ``explore``, the root's prior is mixed with Dirichlet noise (muzero), or actions are chosen
-    with Gumbel noise (gumbel): for behaviour while training.
-    """
+def learnt_model(network: Network, config: Config, supports: tuple[Support, Support]) -> Model:
+    """The network's own model, whose states are embeddings."""
     reward_support, value_support = supports
 
     def model(params: PyTree, key: PRNGKey, action: Array, embedding: PyTree) -> tuple[Any, PyTree]:
@@ -56,28 +53,44 @@ def make_search(
         )
         return step, output.embedding
 
-    def search(params: PyTree, root: RootOutput, keys: Array) -> Searched:
+    return model
+
+
+def make_search(
+    model: Model, config: SearchConfig, value_support: Support, explore: bool
+) -> Search:
+    """search(params, RootOutput [B], the model's states there [B], keys [B], σ) -> Searched [B].
+
+    params are the model's, σ the advantages' standard deviation. With ``explore``, the root's prior
+    is mixed with Dirichlet noise (muzero), or actions are chosen with Gumbel noise (gumbel): for
+    behaviour while training.
+    """
+
+    def search(
+        params: PyTree, root: RootOutput, states: PyTree, keys: Array, sigma: Array
+    ) -> Searched:
         value = decode(root.value_logits, value_support)
-        one = partial(search_one, model, config.search, explore, params)
-        return jax.vmap(one)(root.policy, value, root.embedding, keys)
+        one = partial(search_one, model, config, explore, params, sigma)
+        return jax.vmap(one)(root.policy, value, states, keys)
 
     return search
 
 
 def search_one(
-    model: Callable[..., Any],
+    model: Model,
     config: SearchConfig,
     explore: bool,
     params: PyTree,
+    sigma: Array,
     policy: Categorical,
     value: Array,
-    embedding: PyTree,
+    state: PyTree,
     key: PRNGKey,
 ) -> Searched:
     """The search from one state, with a key of its own whatever is searched beside it.
 
-    model: an mctx recurrent function over a batch of one; policy: of the root, its illegal actions
-    at probability 0; value: []; embedding: of the root.
+    model: called with batches of one; policy: of the root, its illegal actions at probability 0;
+    value: []; state: the model's at the root.
     """
     # Imported late: of those who never search, nobody should wait for it.
     import mctx
@@ -85,9 +98,11 @@ def search_one(
     batch = partial(jax.tree.map, lambda x: jnp.asarray(x)[None])
     log_probs = policy.log_probs()
     root = mctx.RootFnOutput(
-        prior_logits=log_probs[None], value=jnp.asarray(value)[None], embedding=batch(embedding)
+        prior_logits=log_probs[None], value=jnp.asarray(value)[None], embedding=batch(state)
     )
     illegal = (log_probs <= 0.5 * LOG_ZERO)[None]
+    # mctx divides by at least this.
+    epsilon = jnp.maximum(config.least_spread * sigma, 1e-8)
     run = mctx.muzero_policy if config.algorithm == "muzero" else mctx.gumbel_muzero_policy
     options: dict[str, Any] = (
         {
@@ -95,11 +110,13 @@ def search_one(
             "dirichlet_alpha": config.dirichlet_alpha,
             "pb_c_init": config.pb_c_init,
             "pb_c_base": config.pb_c_base,
+            "qtransform": partial(mctx.qtransform_by_parent_and_siblings, epsilon=epsilon),
         }
         if config.algorithm == "muzero"
         else {
             "max_num_considered_actions": config.considered_actions,
             "gumbel_scale": 1.0 if explore else 0.0,
+            "qtransform": partial(mctx.qtransform_completed_by_mix_value, epsilon=epsilon),
         }
     )
     output = run(params, key, root, model, config.simulations, illegal, config.max_depth, **options)

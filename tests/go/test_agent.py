@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from muesli.cli.main import main
-from muesli.go.agent import load_agent
+from muesli.go.agent import Shadow, load_agent
 from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
 from muesli.runners.player import load
 from muesli.runners.saving import kept_checkpoints
@@ -50,6 +50,54 @@ def test_the_board_shows_the_agent_what_training_showed_it(go_run):
     at_the_board = agent.think(game, WHITE)
     np.testing.assert_allclose(at_the_board.policy, through_pgx.policy, atol=1e-6)
     np.testing.assert_allclose(at_the_board.q, through_pgx.q, atol=1e-6)
+
+
+def test_the_shadow_of_a_game_is_the_environments_own_state(go_run):
+    import jax
+
+    env = load(go_run).env
+    shadow = Shadow(env, 5)
+
+    def through_env(actions):
+        state, _ = env.reset(jax.random.key(0))
+        for action in actions:
+            state, _ = env.step(state, action, jax.random.key(0))
+        return state
+
+    def same(game, colour, actions):
+        jax.tree.map(
+            np.testing.assert_array_equal, shadow.state(game, colour), through_env(actions)
+        )
+
+    game = Game(5, 7.5)
+    same(game, BLACK, [])
+    for point in (1, 0, 5, 12):  # Black captures in the corner
+        game.play(Move(game.to_play, point))
+        same(game, game.to_play, [move.point for move in game.moves])
+    game.undo()
+    game.play(Move(WHITE, 13))
+    same(game, BLACK, [1, 0, 5, 13])
+    # Who is passed over has passed; stones given before the game are Black's moves.
+    same(game, WHITE, [1, 0, 5, 13, 25])
+    given = Game(5, 7.5)
+    given.place_handicap([6, 18])
+    same(given, WHITE, [6, 25, 18])
+    game.play(Move(BLACK, 25))
+    game.play(Move(WHITE, 25))
+    assert shadow.state(game, BLACK) is None
+    game.undo()
+    same(game, WHITE, [1, 0, 5, 13, 25])
+
+
+def test_an_agent_that_searches_the_rules_plays_on_when_they_call_the_game_over(go_run):
+    agent = load_agent(go_run, act_with="mcts", search={"model": "rules", "simulations": 4})
+    game = Game(5, 7.5)
+    while len(game.moves) < 4:
+        game.play(Move(game.to_play, agent.choose(game, game.to_play)))
+    for _ in range(2):
+        game.play(Move(game.to_play, 25))
+    point, probs = agent.policy(game, game.to_play)
+    assert game.legal(game.to_play)[point] and abs(probs.sum() - 1.0) < 1e-5
 
 
 def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, capsys, monkeypatch):

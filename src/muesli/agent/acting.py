@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from muesli.agent.predictions import look_ahead, supports
 from muesli.config import Config, ConfigError
-from muesli.distributions import Categorical, Policy
+from muesli.distributions import Categorical, Policy, mixture, uniform_like
+from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.networks.network import Network, UnrollInputs
 from muesli.ops.standardise import standardise
 from muesli.ops.targets import cmpo_policy
 from muesli.ops.values import decode
-from muesli.search import make_search
+from muesli.search import Model, learnt_model, make_search
 from muesli.types import (
     ActorState,
     Array,
     EnvSpec,
+    PRNGKey,
     PyTree,
     RootOutput,
     Statistics,
@@ -65,6 +67,31 @@ def root_of(
     return jax.tree.map(lambda x: x[0], root), recurrent
 
 
+def rules_model(env: JaxEnv, network: Network, config: Config) -> Model:
+    """A game of two players as what a search looks into: its states are the game's, and its
+    ``params`` an Acting, whose network judges the positions that come up. For agents without
+    memory.
+    """
+
+    def model(acting: Acting, key: PRNGKey, action: Array, states: PyTree) -> tuple[Any, PyTree]:
+        import mctx
+
+        batch = action.shape[0]
+        states, after = jax.vmap(env.step)(states, action, jax.random.split(key, batch))
+        actor = initial_actor(env.spec, network, batch)
+        root, _ = root_of(network, config, acting, after, actor)
+        value = decode(root.value_logits, supports(config)[1])
+        step = mctx.RecurrentFnOutput(
+            reward=after.reward,
+            discount=config.agent.discount * after.discount,
+            prior_logits=root.policy.log_probs(),
+            value=jnp.where(after.discount == 0.0, 0.0, value),
+        )
+        return step, states
+
+    return model
+
+
 def make_act(
     spec: EnvSpec,
     network: Network,
@@ -72,32 +99,58 @@ def make_act(
     act_with: str,
     greedy: bool = False,
     explore: bool = False,
-) -> Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]:
+    env: JaxEnv | HostEnvs | None = None,
+) -> Callable[..., tuple[Array, Policy, ActorState]]:
     """The acting function of one mode: "prior" and "online" sample the network's policy,
     "cmpo" its improvement by the model, "q_softmax" the model's action values alone, "mcts" the
-    visits of a tree search, which with ``explore`` is given noise at its root.
+    visits of a tree search. With ``explore`` (while training) a search is given noise at its root,
+    and ``agent.exploration`` of every policy is uniform.
+
+    act(Acting, TimeStep [B], ActorState [B], keys [B], the environment's states [B]) -> (action
+    [B], Policy [B], ActorState [B]). Only a search of the rules, which needs ``env``, looks at the
+    states; others can do without.
     """
     if spec.num_actions is None and act_with in ("cmpo", "q_softmax", "mcts"):
         raise ConfigError(f"agent.act_with: {act_with} needs a finite set of actions")
+    if spec.num_actions is None and config.agent.exploration > 0.0:
+        raise ConfigError("agent.exploration: must be 0 for continuous actions")
     if act_with == "mcts" and config.model.q_model == "direct":
         raise ConfigError("model.q_model: a search adds up rewards and needs reward_value")
-    search = make_search(network, config, supports(config), explore)
+    by_rules = act_with == "mcts" and config.search.model == "rules"
+    if by_rules:
+        if not isinstance(env, JaxEnv) or env.spec.players != 2:
+            raise ConfigError(
+                "search.model: rules are for playing games of two players inside JAX; use learnt"
+            )
+        if config.network.core != "none":
+            raise ConfigError("search.model: rules are for agents without memory (network.core)")
+        model = rules_model(env, network, config)
+    else:
+        model = learnt_model(network, config, supports(config))
+    search = make_search(model, config.search, supports(config)[1], explore)
 
     def act(
-        acting: Acting, timestep: TimeStep, actor: ActorState, keys: Array
+        acting: Acting, timestep: TimeStep, actor: ActorState, keys: Array, states: PyTree = None
     ) -> tuple[Array, Policy, ActorState]:
         root, recurrent = root_of(network, config, acting, timestep, actor)
-        policy = improve(acting, root, keys)
+        policy = improve(acting, root, keys, states)
+        if explore and config.agent.exploration > 0.0:
+            assert isinstance(policy, Categorical)
+            share = config.agent.exploration
+            policy = mixture((policy, uniform_like(root.policy)), (1.0 - share, share))
         if greedy:
             action = policy.mode()
         else:
             action = jax.vmap(lambda p, key: p.sample(key))(policy, keys)
         return action, policy, ActorState(recurrent, action, actor.last_reward)
 
-    def improve(acting: Acting, root: RootOutput, keys: Array) -> Policy:
+    def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
         if act_with == "mcts":
             search_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-            return search(acting.params, root, search_keys).policy
+            if by_rules:
+                return search(acting, root, states, search_keys, acting.sigma).policy
+            params, states = acting.params, root.embedding
+            return search(params, root, states, search_keys, acting.sigma).policy
         if act_with not in ("cmpo", "q_softmax"):
             return root.policy
         assert isinstance(root.policy, Categorical)

@@ -17,15 +17,23 @@ ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "mcts")
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """``--search.simulations N`` and its like; a number of simulations acts with mcts."""
-    group = parser.add_argument_group("search over the agent's model (--act-with mcts)")
+    group = parser.add_argument_group("search (--act-with mcts)")
     group.add_argument("--search.simulations", dest="simulations", type=int, metavar="N")
     group.add_argument("--search.max-depth", dest="max_depth", type=int, metavar="N")
     group.add_argument("--search.algorithm", dest="algorithm", choices=("muzero", "gumbel"))
+    group.add_argument(
+        "--search.model",
+        dest="model",
+        choices=("learnt", "rules"),
+        help="look ahead with the agent's model, or in games of two players with their rules",
+    )
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of ``search`` that were given."""
-    given = {name: getattr(args, name) for name in ("simulations", "max_depth", "algorithm")}
+    given = {
+        name: getattr(args, name) for name in ("simulations", "max_depth", "algorithm", "model")
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,11 @@ import numpy as np
 from muesli.agent import make_act
 from muesli.config import ConfigError
 from muesli.distributions import Categorical
+from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.envs.go import go_size
-from muesli.go.rules import Game
+from muesli.go.rules import BLACK, Game, Move
 from muesli.runners.player import Player, load
-from muesli.types import StepType, TimeStep
+from muesli.types import StepType, TimeStep, is_last
 
 if TYPE_CHECKING:
     from muesli.runners.player import Thought
@@ -39,19 +41,25 @@ class GoAgent:
         self.komi = player.config.env.go.komi
         self._key, self._asked = jax.random.key(seed), 0
         self._acting = player.acting(act_with)
-        parts = player.parts
-        act = make_act(parts.spec, parts.network, player.config, act_with)
+        by_rules = act_with == "mcts" and player.config.search.model == "rules"
+        self._shadow = Shadow(player.env, size) if by_rules else None
+        self._choose = self._chooser(act_with)
+        self._choose_over = self._chooser("prior")
+
+    def _chooser(self, act_with: str) -> Callable[..., tuple[Any, ...]]:
+        parts, config = self.player.parts, self.player.config
+        act = make_act(parts.spec, parts.network, config, act_with, env=self.player.env)
 
         def choose(
-            acting: Any, observation: Any, legal: Any, key: Any, sample: Any
+            acting: Any, observation: Any, legal: Any, key: Any, sample: Any, state: Any
         ) -> tuple[Any, ...]:
-            action, policy, _ = act(
-                acting, timestep(observation, legal), parts.agent.initial_actor(1), key[None]
-            )
+            states = jax.tree.map(lambda x: x[None], state)
+            seen, actor = timestep(observation, legal), parts.agent.initial_actor(1)
+            action, policy, _ = act(acting, seen, actor, key[None], states)
             assert isinstance(policy, Categorical)
             return jnp.where(sample, action, policy.mode())[0], policy.probs()[0]
 
-        self._choose = jax.jit(choose)
+        return jax.jit(choose)
 
     def choose(self, game: Game, colour: int) -> int:
         """Where the agent plays: a point, or size² for a pass."""
@@ -63,8 +71,11 @@ class GoAgent:
         key = jax.random.fold_in(self._key, self._asked)
         sample = len(game.moves) < 2 * self.sample_moves
         legal = game.legal(colour, superko=True)
-        action, probs = self._choose(
-            self._acting, game.observation(colour)[None], legal[None], key, sample
+        state = None if self._shadow is None else self._shadow.state(game, colour)
+        # A search of a game that is over for pgx finds nothing: then the network plays on.
+        over = self._shadow is not None and state is None
+        action, probs = (self._choose_over if over else self._choose)(
+            self._acting, game.observation(colour)[None], legal[None], key, sample, state
         )
         return int(action), np.asarray(probs)
 
@@ -72,6 +83,43 @@ class GoAgent:
         """Policy, value and q̂ of a position, from the network alone: for ``colour``."""
         seen = timestep(game.observation(colour)[None], game.legal(colour, superko=True)[None])
         return self.player.think(seen, self.player.initial_state(1))
+
+
+class Shadow:
+    """The environment's own state of a game that is played elsewhere."""
+
+    def __init__(self, env: JaxEnv | HostEnvs, size: int):
+        assert isinstance(env, JaxEnv)
+        self._start, self._step, self._pass = jax.jit(env.reset), jax.jit(env.step), size**2
+        self._played: list[int] = []
+        self._state: Any = None
+        self._over = False
+
+    def state(self, game: Game, colour: int) -> Any | None:
+        """The state of a game with ``colour`` to move; None if it is over there: by two passes,
+        its length or a repetition that only the environment counts as an end.
+        """
+        stones = [Move(BLACK, point) for point in game.handicap] + game.moves
+        actions, turn = [], BLACK
+        for move in [*stones, Move(colour, self._pass)]:
+            if move.colour != turn:  # Whoever is passed over has passed.
+                actions.append(self._pass)
+            actions.append(move.point)
+            turn = -move.colour
+        self._follow(actions[:-1])
+        return None if self._over else self._state
+
+    def _follow(self, actions: list[int]) -> None:
+        known = len(self._played)
+        if self._state is None or self._over or actions[:known] != self._played:
+            self._state, known = self._start(jax.random.key(0))[0], 0
+            self._over = False
+        for action in actions[known:]:
+            self._state, after = self._step(self._state, jnp.int32(action), jax.random.key(0))
+            self._over = bool(is_last(after.step_type))
+            if self._over:
+                break
+        self._played = actions
 
 
 def timestep(observation: Any, legal: Any) -> TimeStep:

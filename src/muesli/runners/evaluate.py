@@ -65,7 +65,7 @@ def make_evaluate(
 
         def one_step(loop: _Loop) -> _Loop:
             keys = jax.random.split(jax.random.fold_in(key, loop.step), (3, episodes))
-            action, _, actors = act(acting, loop.timesteps, loop.actors, keys[0])
+            action, _, actors = act(acting, loop.timesteps, loop.actors, keys[0], loop.env_states)
             sign = jnp.ones(episodes)
             if two_players:
                 ours = (loop.step + jnp.arange(episodes)) % 2 == 0
@@ -96,9 +96,9 @@ def random_act(spec: EnvSpec) -> Callable[..., Any]:
     """An acting function that ignores the agent and plays uniformly among the legal actions."""
 
     def act(
-        acting: Acting, timesteps: TimeStep, actors: ActorState, keys: Array
+        acting: Acting, timesteps: TimeStep, actors: ActorState, keys: Array, states: PyTree = None
     ) -> tuple[Any, ...]:
-        del acting
+        del acting, states
         return _random_actions(spec, timesteps, keys), None, actors
 
     return act

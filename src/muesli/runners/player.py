@@ -95,7 +95,8 @@ class Player:
         if act_with == "random":
             act: Callable[..., Any] = random_act(self.parts.spec)
         else:
-            act = make_act(self.parts.spec, self.parts.network, self.config, act_with, greedy)
+            parts = self.parts
+            act = make_act(parts.spec, parts.network, self.config, act_with, greedy, env=self.env)
         if isinstance(self.env, HostEnvs):
             played = evaluate_on_host(self.parts, act, acting, episodes, seed)
             assert played is not None  # nobody stops it

@@ -44,10 +44,10 @@ def make_versus(
         raise ValueError("make_versus: the environment must be a game of two players")
     uniform = random_act(env.spec)
 
-    def choose(contestant: Contestant, timesteps: TimeStep, keys: Array) -> Array:
+    def choose(contestant: Contestant, loop: _Loop, keys: Array) -> Array:
         actors = initial_actor(games)
-        action = act(contestant.acting, timesteps, actors, keys)[0]
-        random = uniform(contestant.acting, timesteps, actors, keys)[0]
+        action = act(contestant.acting, loop.timesteps, actors, keys, loop.env_states)[0]
+        random = uniform(contestant.acting, loop.timesteps, actors, keys)[0]
         return jnp.where(contestant.random, random, action)
 
     def versus(first: Contestant, second: Contestant, key: PRNGKey) -> Array:
@@ -62,8 +62,8 @@ def make_versus(
             ours = (loop.step + jnp.arange(games)) % 2 == 0
             action = jnp.where(
                 ours,
-                choose(first, loop.timesteps, keys[0]),
-                choose(second, loop.timesteps, keys[1]),
+                choose(first, loop, keys[0]),
+                choose(second, loop, keys[1]),
             )
             stepped = jax.vmap(env.step)(loop.env_states, action, keys[2])
             done = is_last(loop.timesteps.step_type)
