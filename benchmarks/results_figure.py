@@ -1,4 +1,4 @@
-"""Draws docs/images/minatar_gpu.png, atari_h200.png and mujoco_h200.png from results/."""
+"""Draws docs/images/minatar_gpu.png, atari_h200.png, mujoco_h200.png, go_h200.png from results/."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ CLEANRL = {
 
 
 def main() -> None:
-    for name, draw in (("minatar_gpu", minatar), ("atari_h200", atari), ("mujoco_h200", mujoco)):
+    for name, draw in (
+        ("minatar_gpu", minatar), ("atari_h200", atari), ("mujoco_h200", mujoco), ("go_h200", go),
+    ):  # fmt: skip
         figure = draw()
         figure.tight_layout()
         output = ROOT / "docs" / "images" / f"{name}.png"
@@ -123,6 +125,35 @@ def mujoco() -> Figure:
         axes.set_xlim(0, 2.05)
         style(axes)
     panels[0].set_ylabel("training return")
+    return figure
+
+
+def go() -> Figure:
+    """Strength over training, and what the agent knew meanwhile."""
+    figure, (strength, random, knows) = plt.subplots(1, 3, figsize=(13.0, 3.6), dpi=110)
+    result = json.loads((ROOT / "results" / "go_h200.json").read_text())
+    line = {"color": COLOURS[0], "linewidth": 1.8}
+    moves, elo = zip(*result["elo"], strict=True)
+    strength.plot([m / 1e6 for m in moves], elo, "o-", **line)
+    strength.set_title("Elo among its checkpoints (random: 0)", fontsize=10)
+    moves, returns = zip(*result["evaluations"], strict=True)
+    random.plot([m / 1e6 for m in moves], [50.0 * (1.0 + r) for r in returns], "o-", **line)
+    random.set_title("% of 128 games won against random", fontsize=10)
+    for colour, key, label in (
+        (COLOURS[0], "value_explained", "explained by v̂"),
+        (COLOURS[1], "policy_entropy", "entropy of the policy, nats"),
+        (COLOURS[2], "q_error_ratio", "error of q̂ / error of v̂"),
+    ):
+        rows = result["rows"][2:]
+        at = [row["env_steps"] / 1e6 for row in rows]
+        knows.plot(at, [row[key] for row in rows], color=colour, linewidth=1.8, label=label)
+    knows.set_ylim(0.0, 3.5)
+    knows.legend(frameon=False, fontsize=8)
+    knows.set_title("what it knows", fontsize=10)
+    for axes in (strength, random, knows):
+        axes.set_xlabel("million moves")
+        axes.set_xlim(left=0.0)
+        style(axes)
     return figure
 
 
