@@ -68,26 +68,29 @@ def root_of(
 
 
 def rules_model(env: JaxEnv, network: Network, config: Config) -> Model:
-    """A game of two players as what a search looks into: its states are the game's, and its
-    ``params`` an Acting, whose network judges the positions that come up. For agents without
-    memory.
+    """A game of two players as what a search looks into: its states are the game's and whether it
+    is over, and its ``params`` an Acting, whose network judges the positions that come up. For
+    agents without memory.
     """
 
     def model(acting: Acting, key: PRNGKey, action: Array, states: PyTree) -> tuple[Any, PyTree]:
         import mctx
 
         batch = action.shape[0]
-        states, after = jax.vmap(env.step)(states, action, jax.random.split(key, batch))
+        games, over = states
+        games, after = jax.vmap(env.step)(games, action, jax.random.split(key, batch))
         actor = initial_actor(env.spec, network, batch)
         root, _ = root_of(network, config, acting, after, actor)
         value = decode(root.value_logits, supports(config)[1])
+        # A search goes on below a game's end, where nothing counts any more.
+        ended = over | (after.discount == 0.0)
         step = mctx.RecurrentFnOutput(
-            reward=after.reward,
-            discount=config.agent.discount * after.discount,
+            reward=jnp.where(over, 0.0, after.reward),
+            discount=jnp.where(ended, 0.0, config.agent.discount),
             prior_logits=root.policy.log_probs(),
-            value=jnp.where(after.discount == 0.0, 0.0, value),
+            value=jnp.where(ended, 0.0, value),
         )
-        return step, states
+        return step, (games, ended)
 
     return model
 
@@ -148,6 +151,7 @@ def make_act(
         if act_with == "mcts":
             search_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
             if by_rules:
+                states = states, jnp.zeros(keys.shape[0], bool)
                 return search(acting, root, states, search_keys, acting.sigma).policy
             params, states = acting.params, root.embedding
             return search(params, root, states, search_keys, acting.sigma).policy
