@@ -191,7 +191,7 @@ def by_rules(**options):
     config = small_tic_tac_toe()
     config = replace(config, search=SearchConfig(model="rules", **options))
     parts = build(config)
-    act = make_act(parts.spec, parts.network, config, "mcts", greedy=True, env=parts.env)
+    act = make_act(parts.spec, parts.network, config, "mcts", greedy=True, rules=parts.rules)
     return parts, parts.agent.acting(parts.agent.init(jax.random.key(0))), jax.jit(act)
 
 
@@ -220,7 +220,7 @@ def test_rules_are_searched_only_to_play_games_of_two():
     config = replace(presets.catch(), search=SearchConfig(model="rules"))
     parts = build(config)
     with pytest.raises(ConfigError, match=r"search\.model: rules are for playing games"):
-        make_act(parts.spec, parts.network, config, "mcts", env=parts.env)
+        make_act(parts.spec, parts.network, config, "mcts", rules=parts.rules)
     training = small_tic_tac_toe()
     training = replace(
         training,

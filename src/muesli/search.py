@@ -3,7 +3,7 @@
 It improves the policy of real states by looking many steps ahead, for acting (π_MCTS), for the
 ``mcts`` update (which distils π_MCTS), or at evaluation alone. Masks hold at the root; inside the
 model nobody knows which actions are legal. A discount of −1 makes it a search of two players.
-Games can be searched by their own rules instead (``agent.acting.rules_model``).
+Games can be searched by their own rules instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from muesli.config import Config, SearchConfig
 from muesli.distributions import LOG_ZERO, Categorical
 from muesli.networks.network import Network
 from muesli.ops.values import Support, decode
-from muesli.types import Array, PolicyTarget, PRNGKey, PyTree, RootOutput
+from muesli.types import Array, PolicyTarget, PRNGKey, PyTree, RootOutput, TimeStep
 
 
 class Searched(NamedTuple):
@@ -52,6 +52,36 @@ def learnt_model(network: Network, config: Config, supports: tuple[Support, Supp
             value=value,
         )
         return step, output.embedding
+
+    return model
+
+
+def rules_model(
+    step: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]],
+    judge: Callable[[PyTree, TimeStep], RootOutput],
+    config: Config,
+    value_support: Support,
+) -> Model:
+    """A game of two players as what a search looks into: ``step`` of one copy of it, positions
+    judged by ``judge(params, TimeStep [B])``. Its states are the game's and whether it is over.
+    """
+
+    def model(params: PyTree, key: PRNGKey, action: Array, states: PyTree) -> tuple[Any, PyTree]:
+        import mctx
+
+        games, over = states
+        each = jax.random.split(key, action.shape[0])
+        games, after = jax.vmap(step)(games, action, each)
+        root = judge(params, after)
+        # A search goes on below a game's end, where nothing counts any more.
+        ended = over | (after.discount == 0.0)
+        outcome = mctx.RecurrentFnOutput(
+            reward=jnp.where(over, 0.0, after.reward),
+            discount=jnp.where(ended, 0.0, config.agent.discount),
+            prior_logits=root.policy.log_probs(),
+            value=jnp.where(ended, 0.0, decode(root.value_logits, value_support)),
+        )
+        return outcome, (games, ended)
 
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from muesli.agent.predictions import look_ahead, supports
 from muesli.config import Config, ConfigError
 from muesli.distributions import Categorical, Policy, mixture, uniform_like
-from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.networks.network import Network, UnrollInputs
 from muesli.ops.standardise import standardise
 from muesli.ops.targets import cmpo_policy
 from muesli.ops.values import decode
-from muesli.search import Model, learnt_model, make_search
+from muesli.search import learnt_model, make_search, rules_model
 from muesli.types import (
     ActorState,
     Array,
@@ -67,34 +66,6 @@ def root_of(
     return jax.tree.map(lambda x: x[0], root), recurrent
 
 
-def rules_model(env: JaxEnv, network: Network, config: Config) -> Model:
-    """A game of two players as what a search looks into: its states are the game's and whether it
-    is over, and its ``params`` an Acting, whose network judges the positions that come up. For
-    agents without memory.
-    """
-
-    def model(acting: Acting, key: PRNGKey, action: Array, states: PyTree) -> tuple[Any, PyTree]:
-        import mctx
-
-        batch = action.shape[0]
-        games, over = states
-        games, after = jax.vmap(env.step)(games, action, jax.random.split(key, batch))
-        actor = initial_actor(env.spec, network, batch)
-        root, _ = root_of(network, config, acting, after, actor)
-        value = decode(root.value_logits, supports(config)[1])
-        # A search goes on below a game's end, where nothing counts any more.
-        ended = over | (after.discount == 0.0)
-        step = mctx.RecurrentFnOutput(
-            reward=jnp.where(over, 0.0, after.reward),
-            discount=jnp.where(ended, 0.0, config.agent.discount),
-            prior_logits=root.policy.log_probs(),
-            value=jnp.where(ended, 0.0, value),
-        )
-        return step, (games, ended)
-
-    return model
-
-
 def make_act(
     spec: EnvSpec,
     network: Network,
@@ -102,7 +73,7 @@ def make_act(
     act_with: str,
     greedy: bool = False,
     explore: bool = False,
-    env: JaxEnv | HostEnvs | None = None,
+    rules: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]] | None = None,
 ) -> Callable[..., tuple[Array, Policy, ActorState]]:
     """The acting function of one mode: "prior" and "online" sample the network's policy,
     "cmpo" its improvement by the model, "q_softmax" the model's action values alone, "mcts" the
@@ -110,8 +81,8 @@ def make_act(
     and ``agent.exploration`` of every policy is uniform.
 
     act(Acting, TimeStep [B], ActorState [B], keys [B], the environment's states [B]) -> (action
-    [B], Policy [B], ActorState [B]). Only a search of the rules, which needs ``env``, looks at the
-    states; others can do without.
+    [B], Policy [B], ActorState [B]). Only a search of the rules looks at the states; others can do
+    without. rules: the step of one copy of the environment, where it is inside JAX.
     """
     if spec.num_actions is None and act_with in ("cmpo", "q_softmax", "mcts"):
         raise ConfigError(f"agent.act_with: {act_with} needs a finite set of actions")
@@ -119,15 +90,20 @@ def make_act(
         raise ConfigError("agent.exploration: must be 0 for continuous actions")
     if act_with == "mcts" and config.model.q_model == "direct":
         raise ConfigError("model.q_model: a search adds up rewards and needs reward_value")
+
+    def judge(acting: Acting, timestep: TimeStep) -> RootOutput:
+        actor = initial_actor(spec, network, timestep.reward.shape[0])
+        return root_of(network, config, acting, timestep, actor)[0]
+
     by_rules = act_with == "mcts" and config.search.model == "rules"
     if by_rules:
-        if not isinstance(env, JaxEnv) or env.spec.players != 2:
+        if rules is None or spec.players != 2:
             raise ConfigError(
                 "search.model: rules are for playing games of two players inside JAX; use learnt"
             )
         if config.network.core != "none":
             raise ConfigError("search.model: rules are for agents without memory (network.core)")
-        model = rules_model(env, network, config)
+        model = rules_model(rules, judge, config, supports(config)[1])
     else:
         model = learnt_model(network, config, supports(config))
     search = make_search(model, config.search, supports(config)[1], explore)

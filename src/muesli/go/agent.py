@@ -48,7 +48,7 @@ class GoAgent:
 
     def _chooser(self, act_with: str) -> Callable[..., tuple[Any, ...]]:
         parts, config = self.player.parts, self.player.config
-        act = make_act(parts.spec, parts.network, config, act_with, env=self.player.env)
+        act = make_act(parts.spec, parts.network, config, act_with, rules=parts.rules)
 
         def choose(
             acting: Any, observation: Any, legal: Any, key: Any, sample: Any, state: Any

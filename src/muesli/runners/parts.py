@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +68,11 @@ class Parts(NamedTuple):
     def frames_per_step(self) -> int:
         """Frames, skipped ones included, in one step of the environment."""
         return self.env.frames_per_step if isinstance(self.env, HostEnvs) else 1
+
+    @property
+    def rules(self) -> Callable[..., Any] | None:
+        """The step of one copy of the environment, where it is inside JAX."""
+        return self.env.step if isinstance(self.env, JaxEnv) else None
 
 
 def make_schedule(config: Config) -> Schedule:

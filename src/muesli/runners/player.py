@@ -96,7 +96,9 @@ class Player:
             act: Callable[..., Any] = random_act(self.parts.spec)
         else:
             parts = self.parts
-            act = make_act(parts.spec, parts.network, self.config, act_with, greedy, env=self.env)
+            act = make_act(
+                parts.spec, parts.network, self.config, act_with, greedy, rules=parts.rules
+            )
         if isinstance(self.env, HostEnvs):
             played = evaluate_on_host(self.parts, act, acting, episodes, seed)
             assert played is not None  # nobody stops it

@@ -52,7 +52,7 @@ def rate_run(
         acting = parts.agent.acting(load_agent_state(run_dir, parts, name=name))
         contestants.append(Contestant(acting, jnp.asarray(False)))
     contestants.insert(0, Contestant(contestants[0].acting, jnp.asarray(True)))
-    act = make_act(parts.spec, parts.network, config, act_with, greedy, env=parts.env)
+    act = make_act(parts.spec, parts.network, config, act_with, greedy, rules=parts.rules)
     versus = jax.jit(make_versus(parts.env, act, parts.agent.initial_actor, games))
     points, played = round_robin(versus, contestants, jax.random.key(seed))
     steps = [
