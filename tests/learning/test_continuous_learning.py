@@ -74,6 +74,7 @@ def test_lunar_lander_lands(tmp_path):
     pytest.importorskip("Box2D", reason="needs gymnasium[box2d]")
     run(presets.lunar_lander(), tmp_path / "run")
     # What a user would keep: its best evaluation, playing its likeliest actions. 200 is solved.
-    # At the end it may just be hovering: six runs were at 180 to 251 then, sampling actions.
+    # At the end it may just be hovering: four runs came to 203 to 256 then, sampling actions, over
+    # 20 games, and one of those to 195 over 100; their best, greedy, to 232 to 247.
     player = load(tmp_path / "run", best=True)
     assert player.evaluate(100, greedy=True).returns.mean() > 200.0
