@@ -108,8 +108,11 @@ def mujoco() -> Figure:
         for file in sorted((ROOT / "results").glob(f"mujoco_h200_{task.lower()}*.json")):
             result = json.loads(file.read_text())
             steps, returns = zip(*result["curve"], strict=True)
-            millions = [s / 1e6 for s in steps]
-            axes.plot(millions, returns, color=COLOURS[0], linewidth=1.8)
+            seed = result["seed"]
+            axes.plot(
+                [s / 1e6 for s in steps], returns, color=COLOURS[seed], linewidth=1.8,
+                label=f"seed {seed}",
+            )  # fmt: skip
         for i, (name, score) in enumerate(others.items()):
             colour = f"C{i + 1}"
             axes.plot([1.0], [score], "o", color=colour, markersize=5)
@@ -120,6 +123,7 @@ def mujoco() -> Figure:
                 name, (1.0, score), (shift, 0), textcoords="offset points", ha=side, va="center",
                 fontsize=7, color=colour,
             )  # fmt: skip
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
         axes.set_title(f"{task}-v5", fontsize=10)
         axes.set_xlabel("million steps")
         axes.set_xlim(0, 2.05)
