@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ from muesli.cli.cluster import (
 )
 from muesli.cli.main import UsageError, nearest
 from muesli.config import Config, EnvConfig, validate
+from muesli.fields import leaves
 
 STOPPED_ITSELF = 3
 
@@ -29,15 +31,42 @@ def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Con
     import tyro
 
     name, default, text = _preset(preset)
-    config = tyro.cli(
-        tyro.conf.configure(tyro.conf.FlagConversionOff)(Config),
-        default=default,
-        args=list(arguments),
-        prog=f"muesli train {name}",
-        description=text,
-    )
+    known = [f"--{field.replace('_', '-')}" for field, _ in leaves(default)]
+    for flag in (argument.split("=")[0] for argument in arguments):
+        if flag.startswith("--") and flag.replace("_", "-") not in (*known, "--help"):
+            raise UsageError(f"{flag}: there is no such field{nearest(flag, known)}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = tyro.cli(
+                tyro.conf.configure(tyro.conf.FlagConversionOff)(Config),
+                default=default,
+                args=list(arguments),
+                prog=f"muesli train {name}",
+                description=text,
+            )
+    except SystemExit as end:
+        if end.code:
+            raise UsageError(_in_one_line(said.getvalue())) from None
+        raise
     validate(config)
     return name, config
+
+
+def _in_one_line(box: str) -> str:
+    """What tyro says of a wrong argument: in a box, or between lines where those cannot be drawn.
+
+    Under its title are what is wrong and, perhaps, how the argument is to be given.
+    """
+    sections: list[list[str]] = [[]]
+    for line in box.splitlines()[1:]:
+        inside = line.strip("│╰╯ ")
+        if inside.strip("─- "):
+            sections[-1].append(inside)
+        elif sections[-1]:
+            sections.append([])
+    usage = [s[1] for s in sections if s[:1] == ["Argument helptext:"] and len(s) > 1]
+    return "; expected ".join([" ".join(sections[0]) or box.strip(), *usage])
 
 
 def _preset(preset: str | None) -> tuple[str, Config, str]:
