@@ -5,8 +5,8 @@
 
 A line of the file JOBS is a name and arguments of ``muesli train``: ``ant mujoco_h200 --env.name
 gym:Ant-v5``. ``start`` leaves the trainings running in sessions of their own, under NVIDIA's MPS
-where it is installed, so that their kernels share the GPU; ``watch`` shows how far they are. A run
-directory is DIR/NAME, its output DIR/NAME.log. ``--pack`` writes OUT/runs.tgz with configurations,
+where it is installed, so that their kernels share the GPU; one that has a checkpoint goes on from
+it. ``watch`` shows how far they are. A run directory is DIR/NAME, its output DIR/NAME.log. ``--pack`` writes OUT/runs.tgz with configurations,
 metrics and outputs, and the checkpoints that runs kept as OUT/kept-*.tgz; ``--stop`` has them save
 and end first.
 """
@@ -43,10 +43,14 @@ def start(folder: Path, jobs: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     for number, (name, arguments) in enumerate(lines):
         share = cores[number * len(cores) // len(lines) : (number + 1) * len(cores) // len(lines)]
-        command = [sys.executable, "-m", "muesli.cli.main", "train", *shlex.split(arguments)]
+        run = str(folder / name)
+        if any((folder / name / "checkpoints").glob("step-*")):
+            command = ["resume", run]
+        else:
+            command = ["train", *shlex.split(arguments), "--run-dir", run]
         with (folder / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                [*command, "--run-dir", str(folder / name)],
+                [sys.executable, "-m", "muesli.cli.main", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

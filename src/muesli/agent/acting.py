@@ -66,6 +66,103 @@ def root_of(
     return jax.tree.map(lambda x: x[0], root), recurrent
 
 
+class Setting(NamedTuple):
+    """What a way to act is made from. explore: whether this is training; rules: the step of one
+    copy of the environment, where it is inside JAX.
+    """
+
+    spec: EnvSpec
+    network: Network
+    config: Config
+    explore: bool
+    rules: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]] | None
+
+
+Improve = Callable[[Acting, RootOutput, Array, PyTree], Policy]
+"""(Acting, what the network says [B], keys [B], the environment's states [B]) -> Policy [B]."""
+
+
+def _as_it_is(setting: Setting) -> Improve:
+    """The network's own policy."""
+    del setting
+    return lambda acting, root, keys, states: root.policy
+
+
+def _by_cmpo(setting: Setting) -> Improve:
+    """π_CMPO: the policy, improved by the model's values of all actions."""
+    update, support = setting.config.update, supports(setting.config)[1]
+
+    def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
+        assert isinstance(root.policy, Categorical)
+        value = decode(root.value_logits, support)[:, None]
+        advantages = (_values_of_all(setting, acting, root) - value) / acting.sigma
+        return cmpo_policy(root.policy, update.advantage_scale * advantages, update.clip_threshold)
+
+    return improve
+
+
+def _by_values(setting: Setting) -> Improve:
+    """A softmax of the model's values alone."""
+    temperature = setting.config.agent.q_softmax_temperature
+
+    def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
+        logits = _values_of_all(setting, acting, root) / (acting.sigma * temperature)
+        return Categorical.masked(logits, root.policy.log_probs() > -1e29)
+
+    return improve
+
+
+def _values_of_all(setting: Setting, acting: Acting, root: RootOutput) -> Array:
+    """q̂ of every action: [B, A]."""
+    assert isinstance(root.policy, Categorical)
+    actions = jnp.arange(setting.spec.num_actions)
+    every = jnp.broadcast_to(actions, root.policy.logits.shape)
+    return look_ahead(setting.network, setting.config, acting.params, root.embedding, every)
+
+
+def _by_search(setting: Setting) -> Improve:
+    """The visits of a tree search over the agent's model, or over the rules of the game."""
+    spec, network, config, explore, rules = setting
+    reward_value = supports(config)
+    if config.model.q_model == "direct":
+        raise ConfigError("model.q_model: a search adds up rewards and needs reward_value")
+    by_rules = config.search.model == "rules"
+    if not by_rules:
+        model = learnt_model(network, config, reward_value)
+    elif rules is None or spec.players != 2:
+        raise ConfigError(
+            "search.model: rules are for playing games of two players inside JAX; use learnt"
+        )
+    elif config.network.core != "none":
+        raise ConfigError("search.model: rules are for agents without memory (network.core)")
+    else:
+
+        def judge(acting: Acting, timestep: TimeStep) -> RootOutput:
+            actor = initial_actor(spec, network, timestep.reward.shape[0])
+            return root_of(network, config, acting, timestep, actor)[0]
+
+        model = rules_model(rules, judge, config, reward_value[1])
+    search = make_search(model, config.search, reward_value[1], explore)
+
+    def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
+        search_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        if by_rules:
+            begin = states, jnp.zeros(keys.shape[0], bool)
+            return search(acting, root, begin, search_keys, acting.sigma).policy
+        return search(acting.params, root, root.embedding, search_keys, acting.sigma).policy
+
+    return improve
+
+
+_WAYS: dict[str, Callable[[Setting], Improve]] = {
+    "prior": _as_it_is,
+    "online": _as_it_is,
+    "cmpo": _by_cmpo,
+    "q_softmax": _by_values,
+    "mcts": _by_search,
+}
+
+
 def make_act(
     spec: EnvSpec,
     network: Network,
@@ -75,74 +172,33 @@ def make_act(
     explore: bool = False,
     rules: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]] | None = None,
 ) -> Callable[..., tuple[Array, Policy, ActorState]]:
-    """The acting function of one mode: "prior" and "online" sample the network's policy,
-    "cmpo" its improvement by the model, "q_softmax" the model's action values alone, "mcts" the
-    visits of a tree search. With ``explore`` (while training) a search is given noise at its root,
-    and ``agent.exploration`` of every policy is uniform.
+    """The acting function of one of the ``_WAYS``. With ``explore`` (while training) a search is
+    given noise at its root, and ``agent.exploration`` of every policy is uniform.
 
     act(Acting, TimeStep [B], ActorState [B], keys [B], the environment's states [B]) -> (action
-    [B], Policy [B], ActorState [B]). Only a search of the rules looks at the states; others can do
-    without. rules: the step of one copy of the environment, where it is inside JAX.
+    [B], Policy [B], ActorState [B]). Only a search of the ``rules`` looks at the states; others can
+    do without.
     """
-    if spec.num_actions is None and act_with in ("cmpo", "q_softmax", "mcts"):
+    way = _WAYS[act_with]
+    if spec.num_actions is None and way is not _as_it_is:
         raise ConfigError(f"agent.act_with: {act_with} needs a finite set of actions")
     if spec.num_actions is None and config.agent.exploration > 0.0:
         raise ConfigError("agent.exploration: must be 0 for continuous actions")
-    if act_with == "mcts" and config.model.q_model == "direct":
-        raise ConfigError("model.q_model: a search adds up rewards and needs reward_value")
-
-    def judge(acting: Acting, timestep: TimeStep) -> RootOutput:
-        actor = initial_actor(spec, network, timestep.reward.shape[0])
-        return root_of(network, config, acting, timestep, actor)[0]
-
-    by_rules = act_with == "mcts" and config.search.model == "rules"
-    if by_rules:
-        if rules is None or spec.players != 2:
-            raise ConfigError(
-                "search.model: rules are for playing games of two players inside JAX; use learnt"
-            )
-        if config.network.core != "none":
-            raise ConfigError("search.model: rules are for agents without memory (network.core)")
-        model = rules_model(rules, judge, config, supports(config)[1])
-    else:
-        model = learnt_model(network, config, supports(config))
-    search = make_search(model, config.search, supports(config)[1], explore)
+    share = config.agent.exploration if explore else 0.0
+    improve = way(Setting(spec, network, config, explore, rules))
 
     def act(
         acting: Acting, timestep: TimeStep, actor: ActorState, keys: Array, states: PyTree = None
     ) -> tuple[Array, Policy, ActorState]:
         root, recurrent = root_of(network, config, acting, timestep, actor)
         policy = improve(acting, root, keys, states)
-        if explore and config.agent.exploration > 0.0:
+        if share > 0.0:
             assert isinstance(policy, Categorical)
-            share = config.agent.exploration
             policy = mixture((policy, uniform_like(root.policy)), (1.0 - share, share))
         if greedy:
             action = policy.mode()
         else:
             action = jax.vmap(lambda p, key: p.sample(key))(policy, keys)
         return action, policy, ActorState(recurrent, action, actor.last_reward)
-
-    def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
-        if act_with == "mcts":
-            search_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-            if by_rules:
-                states = states, jnp.zeros(keys.shape[0], bool)
-                return search(acting, root, states, search_keys, acting.sigma).policy
-            params, states = acting.params, root.embedding
-            return search(params, root, states, search_keys, acting.sigma).policy
-        if act_with not in ("cmpo", "q_softmax"):
-            return root.policy
-        assert isinstance(root.policy, Categorical)
-        batch = root.policy.logits.shape[0]
-        actions = jnp.broadcast_to(jnp.arange(spec.num_actions), (batch, spec.num_actions))
-        q = look_ahead(network, config, acting.params, root.embedding, actions)
-        if act_with == "q_softmax":
-            logits = q / (acting.sigma * config.agent.q_softmax_temperature)
-            legal = root.policy.log_probs() > -1e29
-            return Categorical.masked(logits, legal)
-        value = decode(root.value_logits, supports(config)[1])
-        advantages = config.update.advantage_scale * (q - value[:, None]) / acting.sigma
-        return cmpo_policy(root.policy, advantages, config.update.clip_threshold)
 
     return act
