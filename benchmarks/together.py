@@ -6,9 +6,9 @@
 A line of the file JOBS is a name and arguments of ``muesli train``: ``ant mujoco_h200 --env.name
 gym:Ant-v5``. ``start`` leaves the trainings running in sessions of their own, under NVIDIA's MPS
 where it is installed, so that their kernels share the GPU; one that has a checkpoint goes on from
-it. ``watch`` shows how far they are. A run directory is DIR/NAME, its output DIR/NAME.log. ``--pack`` writes OUT/runs.tgz with configurations,
-metrics and outputs, and the checkpoints that runs kept as OUT/kept-*.tgz; ``--stop`` has them save
-and end first.
+it. ``watch`` shows how far they are. A run directory is DIR/NAME, its output DIR/NAME.log.
+``--pack`` writes OUT/runs.tgz with configurations, metrics and outputs, and the checkpoints that
+runs kept as OUT/kept-*.tgz; ``--stop`` has them save and end first.
 """
 
 import argparse

@@ -19,6 +19,7 @@ from muesli.ops.values import encode
 from muesli.policy_updates import UPDATES
 from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
+from muesli.types import is_last
 
 replace = dataclasses.replace
 
@@ -222,6 +223,26 @@ def test_one_deviation_normalises_every_advantage(catch_run):
     np.testing.assert_allclose(
         theirs.advantage[:, :-1], np.asarray(targets.returns) - value[:, :-1], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_error_ratio_compares_action_values_with_values(centred):
+    base = small()
+    run = collected(replace(base, agent=replace(base.agent, centre_advantages=centred)))
+    # A v̂ that is too high by much, so that q̂ − v̂ has a mean.
+    high = jax.tree.map(
+        lambda x: x + jnp.arange(x.size) if x.shape == (21,) else x, run.state.prior["root_heads"]
+    )
+    run = run._replace(state=run.state._replace(prior=run.state.prior | {"root_heads": high}))
+    _, _, raw = targets_of(run)
+    trained = ~np.asarray(is_last(run.batch.transitions.step_type[:, :-1]))
+    of_values = np.asarray(raw.targets.policy.advantage)[:, :-1][trained]  # G − v̂
+    of_actions = of_values - np.asarray(raw.targets.policy.q_advantage)[:, :-1][trained]  # G − q̂
+    spread = np.var if centred else lambda x: np.mean(np.square(x))
+    _, metrics = run.update(run.state, run.batch, jax.random.key(3))
+    wanted = spread(of_actions) / spread(of_values)
+    np.testing.assert_allclose(metrics["q_error_ratio"], wanted, rtol=1e-4)
+    assert abs(np.mean(of_values - of_actions)) > 0.1  # or centring would change nothing
 
 
 def test_action_values_come_from_the_prior_alone_and_ratios_from_the_online_policy(catch_run):

@@ -59,7 +59,9 @@ def diagnostics(
     assert targets.baseline is not None
     value = targets.baseline[:, :-1]
     errors = targets.returns - value
-    q_errors = errors - head(inputs.q_advantage) * sigma
+    # Where q̂ − v̂ was centred, G − v̂ is as well: old actions are worse than π's on average.
+    seen = errors - mean(errors) if config.agent.centre_advantages else errors
+    q_errors = seen - head(inputs.q_advantage) * sigma
     spread = targets.returns - mean(targets.returns)
     advantages, weights = inputs.candidates.advantages, inputs.candidates.weights
     possible = weights > 0.0
@@ -79,7 +81,7 @@ def diagnostics(
         "advantage_sigma": sigma,
         "advantage_clipped_share": mean(head(jnp.sum(clipped, axis=-1) / count)),
         "q_action_gap_sigmas": mean(head(gap)),
-        "q_error_ratio": mean(jnp.square(q_errors)) / jnp.maximum(mean(jnp.square(errors)), 1e-12),
+        "q_error_ratio": mean(jnp.square(q_errors)) / jnp.maximum(mean(jnp.square(seen)), 1e-12),
         "value_explained_variance": 1.0
         - mean(jnp.square(errors - mean(errors))) / jnp.maximum(mean(jnp.square(spread)), 1e-12),
         "value_mean": mean(value),
