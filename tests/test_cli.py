@@ -79,6 +79,7 @@ def test_every_part_is_timed(capsys):
         (["train", "catch", "--update.name", "muesly"], "update.name: there is no 'muesly'"),
         (["train", "catch", "--agent.discount", "1.5"], "agent.discount: must be in [-1, 1]"),
         (["train", "catch", "--agent.discount", "-1"], "agent.discount: catch has one player"),
+        (["train", "go_5x5", "--agent.discount", "0.9"], "go_5x5 is played against oneself"),
         (["train", "catch", "--batch.online-sequences", "3"], "env.num_envs: must be a multiple"),
         (["train", "catch", "--batch.replay-capacity-steps", "10"], "batch.replay_capacity_steps"),
         (["train", "catch", "--batch.sequence-length", "3"], "batch.sequence_length: must be at"),

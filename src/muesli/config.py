@@ -193,7 +193,7 @@ class AgentConfig:
     """Algorithm 1's own numbers."""
 
     discount: float = 0.995
-    """γ between two steps; −1 for self-play."""
+    """γ between two steps; −1 for self-play, or −0.997 where winning sooner is better."""
     return_estimator: Literal["retrace", "vtrace", "q"] = "retrace"
     """How G is estimated; "q" gives the policy gradient the model's value of the taken action."""
     trace_lambda: float = 1.0

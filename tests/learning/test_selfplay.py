@@ -63,14 +63,14 @@ def nim() -> JaxEnv:
 
 
 @functools.cache
-def negamax(left):
+def negamax(left, discount):
     """The value of a position for whoever is to move, by exhaustion."""
-    if left == 0:
-        return -1  # the opponent took the last stone
-    return max(-negamax(left - take) for take in range(1, min(3, left) + 1))
+    after = (left - take for take in range(1, min(3, left) + 1))
+    return max(1.0 if left == 0 else discount * negamax(left, discount) for left in after)
 
 
-def test_the_values_of_self_play_are_those_of_negamax(monkeypatch):
+@pytest.mark.parametrize("discount", [-1.0, -0.7])
+def test_the_values_of_self_play_are_those_of_negamax(discount, monkeypatch):
     monkeypatch.setitem(envs.ENVS, "nim", nim)
     base = presets.tic_tac_toe()
     config = replace(
@@ -78,6 +78,7 @@ def test_the_values_of_self_play_are_those_of_negamax(monkeypatch):
         total_env_steps=60_000,
         env=EnvConfig(name="nim", num_envs=16),
         network=replace(base.network, torso_units=32, model_units=32),
+        agent=replace(base.agent, discount=discount),
         batch=replace(base.batch, batch_sequences=32, sequence_length=6),
     )
     parts, state, metrics = train(config)
@@ -90,7 +91,7 @@ def test_the_values_of_self_play_are_those_of_negamax(monkeypatch):
     )
     root, _ = parts.network.unroll(state.agent.prior, inputs, ())
     values = decode(root.value_logits, supports(config)[1])[0]
-    solved = [negamax(left) for left in range(1, STONES + 1)]
+    solved = [negamax(left, discount) for left in range(1, STONES + 1)]
     np.testing.assert_allclose(values, solved, atol=0.35, err_msg=str(metrics))
     # And wherever the game can be won, the likeliest move wins it: it leaves a multiple of four.
     for left, best in enumerate(root.policy.mode()[0], start=1):

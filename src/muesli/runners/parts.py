@@ -174,10 +174,10 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
             f"network.torso: {net.torso} needs images; the observations of {config.env.name} have "
             f"shape {list(spec.observation_shape)}: use mlp"
         )
-    if spec.players == 2 and config.agent.discount != -1.0:
+    if spec.players == 2 and config.agent.discount >= 0.0:
         raise ConfigError(
-            f"agent.discount: {config.env.name} is played against oneself and needs -1, "
-            f"got {config.agent.discount:g}"
+            f"agent.discount: {config.env.name} is played against oneself and needs -1 (or -0.997: "
+            f"sooner is better), got {config.agent.discount:g}"
         )
     if spec.players == 1 and config.agent.discount < 0.0:
         raise ConfigError(
