@@ -39,7 +39,8 @@ def explained_shares(metrics: Metrics, frequencies: Frequencies) -> Metrics:
         nothing = jnp.sum(entr(getattr(frequencies, name)))
         everything = getattr(frequencies, f"{name}_floor")
         gained = nothing - metrics[f"loss_{name}_step_1"]
-        shares[f"{name}_explained"] = gained / jnp.maximum(nothing - everything, 1e-6)
+        # A batch in which there is next to nothing to know must not outweigh all others in a mean.
+        shares[f"{name}_explained"] = gained / jnp.maximum(nothing - everything, 1e-3)
     return shares
 
 
