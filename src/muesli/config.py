@@ -6,6 +6,7 @@ Field names carry their units. Nothing here imports anything of ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 
@@ -402,99 +403,72 @@ def _require(condition: bool, field: str, message: str) -> None:
         raise ConfigError(f"{field}: {message}")
 
 
+_AT_LEAST_1 = (
+    *("total_env_steps", "env.num_envs", "env.frame_stack", "env.atari.frame_skip"),
+    *("env.atari.size_pixels", "env.atari.max_episode_frames", "actors.groups"),
+    *("batch.batch_sequences", "batch.online_sequences", "batch.sequence_length"),
+    *("batch.micro_batches", "model.unroll_steps", "search.simulations"),
+    *("search.considered_actions", "log.log_every_steps", "log.keep_checkpoints"),
+    "optimiser.max_skipped_updates",
+)
+_AT_LEAST_1_OR_NONE = ("update.kl_samples", "agent.retrace_samples", "search.max_depth")
+_NOT_NEGATIVE = (
+    *("log.eval_every_steps", "log.eval_episodes", "log.checkpoint_every_steps", "log.keep_every"),
+    *("env.threads", "env.processes", "actors.queue_chunks", "actors.max_restarts"),
+    *("actors.restart_seconds", "batch.replay_min_steps", "search.least_spread"),
+)
+_SHARES = (
+    *("env.atari.sticky_action_probability", "agent.trace_lambda", "agent.target_rate"),
+    *("agent.exploration", "network.value_head_prior_rate", "search.dirichlet_fraction"),
+    *("update.uniform_prior_weight", "update.behaviour_prior_weight"),
+)
+_POSITIVE = (
+    *("optimiser.learning_rate", "update.mpo_init_temperature", "update.mpo_min_temperature"),
+    *("update.mpo_kl_limit", "env.reward_scale", "actors.step_timeout_seconds"),
+    *("network.observation_clip", "network.value_head_scale", "network.value_max"),
+    *("network.reward_max", "agent.q_softmax_temperature", "search.dirichlet_alpha"),
+    "search.pb_c_base",
+)
+_POSITIVE_OR_NONE = (
+    "update.clip_threshold",
+    "optimiser.update_clip",
+    "optimiser.max_gradient_norm",
+)
+
+
 def validate(config: Config) -> None:
     """Raises a ConfigError at the first field that cannot be right, whatever the environment."""
-    batch, agent, update, model = config.batch, config.agent, config.update, config.model
-    sticky = config.env.atari.sticky_action_probability
-    for field, value in (
-        ("total_env_steps", config.total_env_steps),
-        ("env.num_envs", config.env.num_envs),
-        ("env.frame_stack", config.env.frame_stack),
-        ("env.atari.frame_skip", config.env.atari.frame_skip),
-        ("env.atari.size_pixels", config.env.atari.size_pixels),
-        ("env.atari.max_episode_frames", config.env.atari.max_episode_frames),
-        ("actors.groups", config.actors.groups),
-        ("batch.batch_sequences", batch.batch_sequences),
-        ("batch.online_sequences", batch.online_sequences),
-        ("batch.sequence_length", batch.sequence_length),
-        ("batch.micro_batches", batch.micro_batches),
-        ("model.unroll_steps", model.unroll_steps),
-        ("search.simulations", config.search.simulations),
-        ("search.considered_actions", config.search.considered_actions),
-        ("log.log_every_steps", config.log.log_every_steps),
-        ("log.keep_checkpoints", config.log.keep_checkpoints),
-        ("optimiser.max_skipped_updates", config.optimiser.max_skipped_updates),
+    _validate_ranges(config)
+    _validate_agent(config)
+    _validate_batch(config)
+
+
+def _validate_ranges(config: Config) -> None:
+    """Each field by itself."""
+    for fields, right, message in (
+        (_AT_LEAST_1, lambda x: x >= 1, "must be at least 1"),
+        (_AT_LEAST_1_OR_NONE, lambda x: x is None or x >= 1, "must be at least 1, or None"),
+        (_NOT_NEGATIVE, lambda x: x >= 0, "must not be negative"),
+        (("agent.discount",), lambda x: -1.0 <= x <= 1.0, "must be in [-1, 1]"),
+        (_SHARES, lambda x: 0.0 <= x <= 1.0, "must be in [0, 1]"),
+        (("agent.moment_decay",), lambda x: 0.0 <= x < 1.0, "must be in [0, 1)"),
+        (_POSITIVE, lambda x: x > 0.0, "must be positive"),
+        (_POSITIVE_OR_NONE, lambda x: x is None or x > 0.0, "must be positive, or None"),
     ):
-        _require(value >= 1, field, f"must be at least 1, got {value}")
-    for field, value in (
-        ("log.eval_every_steps", config.log.eval_every_steps),
-        ("log.eval_episodes", config.log.eval_episodes),
-        ("env.threads", config.env.threads),
-        ("env.processes", config.env.processes),
-        ("actors.queue_chunks", config.actors.queue_chunks),
-        ("actors.max_restarts", config.actors.max_restarts),
-        ("log.checkpoint_every_steps", config.log.checkpoint_every_steps),
-        ("log.keep_every", config.log.keep_every),
-        ("batch.replay_min_steps", batch.replay_min_steps),
-    ):
-        _require(value >= 0, field, f"must not be negative, got {value}")
-    for field, samples in (
-        ("update.kl_samples", update.kl_samples),
-        ("agent.retrace_samples", agent.retrace_samples),
-        ("search.max_depth", config.search.max_depth),
-    ):
-        _require(
-            samples is None or samples >= 1, field, f"must be at least 1, or None, got {samples}"
-        )
-    for field, number, low, high in (
-        ("agent.discount", agent.discount, -1.0, 1.0),
-        ("env.atari.sticky_action_probability", sticky, 0.0, 1.0),
-        ("agent.trace_lambda", agent.trace_lambda, 0.0, 1.0),
-        ("agent.target_rate", agent.target_rate, 0.0, 1.0),
-        ("agent.exploration", agent.exploration, 0.0, 1.0),
-        ("network.value_head_prior_rate", config.network.value_head_prior_rate, 0.0, 1.0),
-        ("search.dirichlet_fraction", config.search.dirichlet_fraction, 0.0, 1.0),
-        ("update.uniform_prior_weight", update.uniform_prior_weight, 0.0, 1.0),
-        ("update.behaviour_prior_weight", update.behaviour_prior_weight, 0.0, 1.0),
-    ):
-        _require(low <= number <= high, field, f"must be in [{low:g}, {high:g}], got {number:g}")
-    for field, number in (
-        ("actors.restart_seconds", config.actors.restart_seconds),
-        ("search.least_spread", config.search.least_spread),
-    ):
-        _require(number >= 0.0, field, f"must not be negative, got {number:g}")
-    _require(
-        0.0 <= agent.moment_decay < 1.0,
-        "agent.moment_decay",
-        f"must be in [0, 1), got {agent.moment_decay:g}",
-    )
+        for field in fields:
+            value = attrgetter(field)(config)
+            shown = f"{value:g}" if isinstance(value, float) else value
+            _require(right(value), field, f"{message}, got {shown}")
+
+
+def _validate_agent(config: Config) -> None:
+    """Fields of the agent, its update, its model and its network beside each other."""
+    agent, update, model = config.agent, config.update, config.model
     _require(
         update.uniform_prior_weight + update.behaviour_prior_weight <= 1.0,
         "update.behaviour_prior_weight",
         "must leave, with update.uniform_prior_weight, at most 1 in sum",
     )
-    for field, number in (
-        ("optimiser.learning_rate", config.optimiser.learning_rate),
-        ("update.mpo_init_temperature", update.mpo_init_temperature),
-        ("update.mpo_min_temperature", update.mpo_min_temperature),
-        ("update.mpo_kl_limit", update.mpo_kl_limit),
-        ("env.reward_scale", config.env.reward_scale),
-        ("actors.step_timeout_seconds", config.actors.step_timeout_seconds),
-        ("network.observation_clip", config.network.observation_clip),
-        ("network.value_head_scale", config.network.value_head_scale),
-        ("network.value_max", config.network.value_max),
-        ("network.reward_max", config.network.reward_max),
-        ("agent.q_softmax_temperature", agent.q_softmax_temperature),
-        ("search.dirichlet_alpha", config.search.dirichlet_alpha),
-        ("search.pb_c_base", config.search.pb_c_base),
-    ):
-        _require(number > 0.0, field, f"must be positive, got {number:g}")
-    for field, bound in (
-        ("update.clip_threshold", update.clip_threshold),
-        ("optimiser.update_clip", config.optimiser.update_clip),
-        ("optimiser.max_gradient_norm", config.optimiser.max_gradient_norm),
-    ):
-        _require(bound is None or bound > 0.0, field, f"must be positive, or None, got {bound}")
     _require(agent.discount != 0.0, "agent.discount", "must not be 0, which marks an episode's end")
     _require(
         not (update.sampled_normaliser == "oracle" and update.name not in ("muesli", "cmpo")),
@@ -528,7 +502,6 @@ def validate(config: Config) -> None:
         "network.model",
         "muzero goes with network.torso muzero and network.core none, and only with them",
     )
-    _validate_batch(config)
 
 
 def _validate_batch(config: Config) -> None:
