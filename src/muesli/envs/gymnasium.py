@@ -59,9 +59,9 @@ def gym_env(name: str) -> HostEnvs:
     def film(seed: int) -> HostEnv:
         _, _, observe = _observations(name, example.observation_space)
         _, _, act = _actions(name, example.action_space)
-        return _copies(
+        return _Copies(
             name, partial(make_one, render_mode="rgb_array"), observe, act, range(1), seed
-        )
+        ).host_env()
 
     return envs._replace(film=film)
 
@@ -80,7 +80,7 @@ def _host_envs(name: str, make_one: Callable[[], Any], example: Any) -> HostEnvs
         example.close()
 
     def make(slots: range, seed: int) -> HostEnv:
-        return _copies(name, make_one, observe, act, slots, seed)
+        return _Copies(name, make_one, observe, act, slots, seed).host_env()
 
     image = dtype == np.uint8
     env_spec = EnvSpec(shape, dtype, num_actions, action_size)
@@ -189,111 +189,118 @@ def _combinations(name: str, space: Any) -> tuple[int, int, Act]:
     return total, 0, act
 
 
-def _copies(
-    name: str, make_one: Callable[[], Any], observe: Observe, act: Act, slots: range, seed: int
-) -> HostEnv:
+class _Copies:
     """The copies of some slots.
 
     Every episode is begun with a seed of its own: what brings a copy back to where it was is its
     episode's number and the actions since.
     """
 
-    def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    def __init__(
+        self,
+        name: str,
+        make_one: Callable[[], Any],
+        observe: Observe,
+        act: Act,
+        slots: range,
+        seed: int,
+    ):
+        self.name, self.observe, self.act, self.slots = name, observe, act, slots
+        self.copies = [self._call(make_one) for _ in slots]
+        self.first_seeds = slot_seeds(slots, seed)
+        self.episodes = np.zeros(len(slots), np.int64)
+        self.played: list[list[np.ndarray]] = [[] for _ in slots]
+        self.newest: TimeStep | None = None
+
+    def host_env(self) -> HostEnv:
+        return HostEnv(self.reset, self.step, self.close, self.save, self.load, self.picture)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         try:
             return function(*arguments, **settings)
         except Exception as error:
-            raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
+            raise EnvError(f"{self.name} raised {type(error).__name__}: {error}") from error
 
-    copies = [call(make_one) for _ in slots]
-    first_seeds = slot_seeds(slots, seed)
-    episodes = np.zeros(len(slots), np.int64)
-    ended = np.zeros(len(slots), bool)
-    played: list[list[np.ndarray]] = [[] for _ in slots]
-    newest: TimeStep | None = None
+    def _begin(self, index: int) -> Any:
+        """The first observation of a copy's current episode."""
+        seed, episode = int(self.first_seeds[index]), int(self.episodes[index])
+        if episode:
+            seed = int(slot_seeds(range(episode, episode + 1), seed)[0])
+        return self._call(self.copies[index].reset, seed=seed)[0]
 
-    def begin(index: int) -> Any:
-        own = int(first_seeds[index])
-        if episodes[index]:
-            own = int(slot_seeds(range(int(episodes[index]), int(episodes[index]) + 1), own)[0])
-        return call(copies[index].reset, seed=own)[0]
-
-    def answer(
+    def _answer(
+        self,
         batch: list[Any],
         reward: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
         begun: np.ndarray,
     ) -> TimeStep:
-        nonlocal ended, newest
-        newest = host_timestep(observe(batch), reward, terminated, truncated, begun)
-        refuse_not_finite(name, slots, newest)
-        ended = np.asarray(newest.step_type == StepType.LAST)
-        return newest
+        self.newest = host_timestep(self.observe(batch), reward, terminated, truncated, begun)
+        refuse_not_finite(self.name, self.slots, self.newest)
+        return self.newest
 
-    def reset() -> TimeStep:
-        episodes[:] = 0
-        for actions in played:
+    def reset(self) -> TimeStep:
+        size = len(self.slots)
+        self.episodes[:] = 0
+        for actions in self.played:
             actions.clear()
-        no, yes = np.zeros(len(slots), bool), np.ones(len(slots), bool)
-        batch = [begin(index) for index in range(len(slots))]
-        return answer(batch, np.zeros(len(slots)), no, no, yes)
+        no, yes = np.zeros(size, bool), np.ones(size, bool)
+        return self._answer([self._begin(i) for i in range(size)], np.zeros(size), no, no, yes)
 
-    def step(actions: np.ndarray) -> TimeStep:
-        theirs, begun = act(actions), ended
+    def step(self, actions: np.ndarray) -> TimeStep:
+        assert self.newest is not None, "reset comes first"
+        theirs, begun = self.act(actions), np.asarray(self.newest.step_type == StepType.LAST)
         batch: list[Any] = []
-        reward = np.zeros(len(slots))
-        terminated, truncated = np.zeros((2, len(slots)), bool)
-        for index, copy in enumerate(copies):
+        reward = np.zeros(len(self.slots))
+        terminated, truncated = np.zeros((2, len(self.slots)), bool)
+        for index, (copy, played) in enumerate(zip(self.copies, self.played, strict=True)):
             if begun[index]:
-                episodes[index] += 1
-                played[index].clear()
-                batch.append(begin(index))
+                self.episodes[index] += 1
+                played.clear()
+                batch.append(self._begin(index))
                 continue
-            if len(played[index]) <= _REMEMBERED:
-                played[index].append(actions[index].copy())
-            answered = call(copy.step, theirs[index])
+            if len(played) <= _REMEMBERED:
+                played.append(actions[index].copy())
+            answered = self._call(copy.step, theirs[index])
             batch.append(answered[0])
             reward[index], terminated[index], truncated[index] = answered[1:4]
-        return answer(batch, reward, terminated, truncated, begun)
+        return self._answer(batch, reward, terminated, truncated, begun)
 
-    def save() -> HostState | None:
-        if newest is None or any(len(actions) > _REMEMBERED for actions in played):
+    def save(self) -> HostState | None:
+        if self.newest is None or any(len(actions) > _REMEMBERED for actions in self.played):
             return None
-        rows = [row for actions in played for row in actions]
+        rows = [row for actions in self.played for row in actions]
         return {
-            "episodes": episodes.copy(),
-            "lengths": np.array([len(actions) for actions in played], np.int64),
+            "episodes": self.episodes.copy(),
+            "lengths": np.array([len(actions) for actions in self.played], np.int64),
             "actions": np.stack(rows) if rows else np.zeros(0, np.float32),
-            **{field: getattr(newest, field) for field in newest._fields[:4]},
+            **{field: getattr(self.newest, field) for field in self.newest._fields[:4]},
         }
 
-    def load(state: HostState) -> None:
+    def load(self, state: HostState) -> None:
         """Plays the episodes under way again, and looks whether they have come out the same."""
-        nonlocal newest, ended
-        episodes[:] = state["episodes"]
+        self.episodes[:] = state["episodes"]
         rows = iter(state["actions"])
         batch: list[Any] = []
         for index, length in enumerate(state["lengths"].tolist()):
-            batch.append(begin(index))
-            played[index][:] = [np.array(next(rows)) for _ in range(length)]
-            for action in played[index]:
-                batch[index] = call(copies[index].step, act(action[None])[0])[0]
-        if not np.array_equal(observe(batch), state["observation"]):
+            batch.append(self._begin(index))
+            self.played[index][:] = [np.array(next(rows)) for _ in range(length)]
+            for action in self.played[index]:
+                batch[index] = self._call(self.copies[index].step, self.act(action[None])[0])[0]
+        if not np.array_equal(self.observe(batch), state["observation"]):
             raise EnvError(
-                f"{name} played the actions of its episodes again and did not come to the same "
-                "observations"
+                f"{self.name} played the actions of its episodes again and did not come to the "
+                "same observations"
             )
-        newest = TimeStep(*(state[field] for field in TimeStep._fields[:4]))  # type: ignore[arg-type]
-        ended = np.asarray(newest.step_type == StepType.LAST)
+        self.newest = TimeStep(*(state[field] for field in TimeStep._fields[:4]))  # type: ignore[arg-type]
 
-    def close() -> None:
-        for copy in copies:
+    def close(self) -> None:
+        for copy in self.copies:
             copy.close()
 
-    def picture() -> np.ndarray:
-        return np.asarray(call(copies[0].render))
-
-    return HostEnv(reset, step, close, save, load, picture)
+    def picture(self) -> np.ndarray:
+        return np.asarray(self._call(self.copies[0].render))
 
 
 def _render_image(observation: np.ndarray) -> np.ndarray:
