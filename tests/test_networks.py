@@ -12,10 +12,11 @@ from jax.test_util import check_grads
 
 from muesli import presets
 from muesli.agent import look_ahead
-from muesli.config import NetworkConfig
+from muesli.config import Config, ConfigError, NetworkConfig, validate
 from muesli.networks import layers, make_network
+from muesli.networks.dynamics import Summary
 from muesli.networks.layers import BoardConv, Lstm, WideLinear, max_pool
-from muesli.networks.network import UnrollInputs
+from muesli.networks.network import UnrollInputs, _Heads
 from muesli.networks.torsos import highest, scale_planes
 from muesli.ops.values import Support, cross_entropy, encode
 from muesli.types import EnvSpec, Frequencies
@@ -47,6 +48,17 @@ CASES = {
     "muzero-board": (
         BOARD,
         replace(SMALL, torso="muzero", model="muzero", core="none", downsample=False),
+    ),
+    "muzero-points": (
+        BOARD,
+        replace(
+            SMALL,
+            torso="muzero",
+            model="muzero",
+            core="none",
+            downsample=False,
+            point_policy=True,
+        ),
     ),
     "muzero-image": (IMAGE, replace(SMALL, torso="muzero", model="muzero", core="none")),
 }
@@ -563,6 +575,50 @@ def test_scaled_planes_have_the_gradient_of_their_formula():
     )
     np.testing.assert_allclose(scale_planes(x), plain(x), rtol=1e-6)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_lies_at_a_point_adds_to_its_logit_and_to_no_other():
+    spec, config = CASES["muzero-points"]
+    heads = _Heads(14, spec, config, False, config.head_planes, nnx.Rngs(0))
+    features, points = jax.random.normal(jax.random.key(1), (2, 14)), jnp.zeros((2, 25, 4))
+    logits = lambda points: np.asarray(heads.policy(Summary(features, points)).log_probs())
+    odds = lambda x: x - x[:, -1:]  # against a pass, which is no point
+    dense = odds(logits(points))
+    moved = odds(logits(points.at[1, 7].set(1.0))) - dense
+    weights = np.asarray(heads.point_head.kernel[...])
+    np.testing.assert_allclose(moved[1, 7], weights.sum(), rtol=1e-3)
+    assert abs(weights.sum()) > 1e-3
+    moved[1, 7] = 0.0
+    np.testing.assert_allclose(moved, 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_normalised_units_cannot_be_silenced_together(normalised):
+    spec, config = CASES["muzero-board"]
+    config = replace(config, normalise_features=normalised)
+    network = make_network(spec, config)
+    params = network.init(jax.random.key(0))
+    inputs = inputs_for(spec, 1, 8)
+
+    def values(params):
+        return np.asarray(network.unroll(params, inputs, ())[0].value_logits)
+
+    low = jax.tree.map(lambda x: x, params)
+    low["dynamics"]["out"]["bias"] = low["dynamics"]["out"]["bias"] - 100.0
+    silent = values(low)
+    if normalised:
+        np.testing.assert_allclose(silent, values(params), atol=1e-5)
+        assert silent.std(axis=1).min() > 0.0 and np.ptp(silent[0], axis=0).max() > 1e-4
+    else:
+        assert np.ptp(silent[0], axis=0).max() == 0.0  # all states look the same
+
+
+def test_only_boards_have_points():
+    image = IMAGE._replace(num_actions=7), replace(CASES["muzero-image"][1], point_policy=True)
+    with pytest.raises(ConfigError, match="network.point_policy: is for boards whose actions"):
+        make_network(*image)
+    with pytest.raises(ConfigError, match="network.point_policy: is for network.torso muzero"):
+        validate(Config(network=replace(SMALL, torso="mlp", point_policy=True)))
 
 
 def test_the_gradient_of_a_maximum_goes_to_one_place():

@@ -137,7 +137,8 @@ class NetworkConfig:
     observation_clip: float = 10.0
     """Standardised observations are clipped to ± this."""
     normalise_features: bool = False
-    """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small)."""
+    """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small). In the muzero
+    network, normalise what the heads read, before each rectifier."""
     normalise_core: bool = False
     """RMS-normalise what the core puts out, where there is one. Meant for small inputs; in a run
     with pictures that had it, gradients exploded."""
@@ -159,6 +160,9 @@ class NetworkConfig:
     """Planes of the muzero network."""
     head_planes: int = 32
     """Planes to which the muzero network is squeezed before its heads."""
+    point_policy: bool = False
+    """The muzero network on a board: add to the logit of every point what lies there, by the same
+    weights for all points."""
     downsample: bool = True
     """Whether the muzero torso reduces 96×96 images to 6×6; False keeps a board's size."""
     value_bins: int = 601
@@ -501,6 +505,11 @@ def _validate_agent(config: Config) -> None:
         muzero[0] == muzero[1] and (muzero[2] or not muzero[0]),
         "network.model",
         "muzero goes with network.torso muzero and network.core none, and only with them",
+    )
+    _require(
+        muzero[0] or not net.point_policy,
+        "network.point_policy",
+        "is for network.torso muzero, which keeps a board's points",
     )
 
 

@@ -111,6 +111,8 @@ def go() -> Config:
             core="none",
             blocks=6,
             downsample=False,
+            normalise_features=True,
+            point_policy=True,
             last_action_and_reward=False,
             compute_dtype="bfloat16",
         ),

@@ -7,17 +7,33 @@ keep one flat batch axis ``[M, ...]``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from muesli.config import NetworkConfig
+from muesli.config import ConfigError, NetworkConfig
 from muesli.distributions import MANY_ACTIONS
-from muesli.networks.layers import Dtype, Lstm, PreActivationBlock, conv, linear
+from muesli.networks.layers import (
+    Dtype,
+    Lstm,
+    PreActivationBlock,
+    centre_and_scale,
+    conv,
+    linear,
+)
 from muesli.networks.torsos import scale_planes
 from muesli.types import Array, EnvSpec, PyTree
+
+
+class Summary(NamedTuple):
+    """What heads read of a state. features: [M, units]; points: [M, H·W, C], what lies at each
+    point of a board whose actions are its points, or None.
+    """
+
+    features: Array
+    points: Array | None = None
 
 
 def encode_action(action: Array, spec: EnvSpec, dtype: Dtype) -> Array:
@@ -48,11 +64,11 @@ class LstmDynamics(nnx.Module):
         cell = self.enter(features).astype(jnp.float32)
         return cell, jnp.tanh(cell)
 
-    def step(self, state: PyTree, action: Array) -> tuple[PyTree, Array]:
+    def step(self, state: PyTree, action: Array) -> tuple[PyTree, Summary]:
         cell, hidden = state
         gates = self.lstm.from_hidden(hidden) + self._from_action(action)
         cell, hidden = self.lstm.advance(cell, gates)
-        return (cell, hidden), hidden
+        return (cell, hidden), Summary(hidden)
 
     def expand(self, state: PyTree, actions: Array) -> Array:
         cell, hidden = state
@@ -85,6 +101,9 @@ class MuZeroDynamics(nnx.Module):
         height, width, planes = features
         self.board = (height, width)
         self.is_board = spec.num_actions in (height * width, height * width + 1)
+        self.point_planes = config.head_planes if config.point_policy else None
+        if config.point_policy and not self.is_board:
+            raise ConfigError("network.point_policy: is for boards whose actions are their points")
         inputs = 2 if self.is_board else spec.action_inputs
         self.from_state = conv(planes, planes, 3, self.dtype, rngs)
         self.from_action = conv(inputs, planes, 3, self.dtype, rngs)
@@ -93,11 +112,12 @@ class MuZeroDynamics(nnx.Module):
         self.squeeze_planes = conv(planes, config.head_planes, 1, self.dtype, rngs)
         self.out = linear(height * width * config.head_planes, config.model_units, self.dtype, rngs)
         self.out_size = config.model_units
+        self.normalise = config.normalise_features
 
     def start(self, features: Array) -> PyTree:
         return features
 
-    def step(self, state: PyTree, action: Array) -> tuple[PyTree, Array]:
+    def step(self, state: PyTree, action: Array) -> tuple[PyTree, Summary]:
         planes = self.from_state(state) + self.from_action(self._action_planes(action))
         state = self._advance(planes)
         return state, self.read(state)
@@ -106,13 +126,21 @@ class MuZeroDynamics(nnx.Module):
         flat = actions.reshape((-1, *actions.shape[2:]))
         moved = self.from_action(self._action_planes(flat))
         shared = jnp.repeat(self.from_state(state), actions.shape[1], axis=0)
-        outputs = self.read(self._advance(shared + moved))
+        outputs = self.read(self._advance(shared + moved)).features
         return outputs.reshape((*actions.shape[:2], -1))
 
-    def read(self, state: Array) -> Array:
-        """Features for the heads: [M, H, W, planes] -> [M, units]."""
-        x = jax.nn.relu(self.squeeze_planes(state))
-        return jax.nn.relu(self.out(x.reshape(x.shape[0], -1)))
+    def read(self, state: Array) -> Summary:
+        """What the heads see of planes, [M, H, W, planes]."""
+        x = self._activate(self.squeeze_planes(state))
+        features = self._activate(self.out(x.reshape(x.shape[0], -1)))
+        if self.point_planes is None:
+            return Summary(features)
+        return Summary(features, x.reshape(x.shape[0], -1, self.point_planes))
+
+    def _activate(self, x: Array) -> Array:
+        # Planes lie in [0, 1], so most of what is summed is the same for all states; without the
+        # mean taken out, many units end up silent.
+        return jax.nn.relu(centre_and_scale(x) if self.normalise else x)
 
     def _advance(self, x: Array) -> Array:
         for block in self.tower:

@@ -227,6 +227,12 @@ def rms_normalise(x: Array) -> Array:
     return (wide * scale).astype(x.dtype)
 
 
+def centre_and_scale(x: Array) -> Array:
+    """Each vector with mean 0 and variance 1 (over the trailing axis): layer norm, no weights."""
+    wide = x.astype(jnp.float32)
+    return rms_normalise(wide - jnp.mean(wide, axis=-1, keepdims=True)).astype(x.dtype)
+
+
 def max_pool(x: Array) -> Array:
     """3×3 maxima at stride 2, padding SAME: [..., H, W, C] -> [..., ⌈H/2⌉, ⌈W/2⌉, C].
 

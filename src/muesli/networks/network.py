@@ -11,7 +11,7 @@ from flax import nnx
 
 from muesli.config import NetworkConfig
 from muesli.distributions import Categorical, DiagonalNormal, Policy
-from muesli.networks.dynamics import DYNAMICS, MuZeroDynamics, encode_action
+from muesli.networks.dynamics import DYNAMICS, MuZeroDynamics, Summary, encode_action
 from muesli.networks.layers import (
     InformedHead,
     Lstm,
@@ -59,7 +59,7 @@ class Network(NamedTuple):
 
 
 class _Heads(nnx.Module):
-    """Policy, value and (for the model) reward predictions from one feature vector."""
+    """Policy, value and (for the model) reward predictions from the summary of a state."""
 
     def __init__(
         self,
@@ -67,12 +67,14 @@ class _Heads(nnx.Module):
         spec: EnvSpec,
         config: NetworkConfig,
         rewards: bool,
+        point_planes: int | None,
         rngs: nnx.Rngs,
     ):
         dtype = jnp.dtype(config.compute_dtype)
         self.config, self.spec = config, spec
         outputs = spec.num_actions if spec.num_actions is not None else 2 * spec.action_size
         self.policy_head = head(inputs, outputs, dtype, rngs)
+        self.point_head = None if point_planes is None else head(point_planes, 1, dtype, rngs)
         scale, informed = config.value_head_scale, config.value_head_prior_rate > 0.0
         self.value_head = categorical_head(
             inputs, config.value_bins, config.value_max, scale, dtype, rngs, informed
@@ -85,8 +87,14 @@ class _Heads(nnx.Module):
             else None
         )
 
-    def policy(self, x: Array, legal: Array | None = None) -> Policy:
-        parameters = self.policy_head(x)
+    def policy(self, x: Summary, legal: Array | None = None) -> Policy:
+        parameters = self.policy_head(x.features)
+        if self.point_head is not None:
+            assert x.points is not None
+            local = self.point_head(x.points)[..., 0]
+            # A pass is no point.
+            passes = parameters.shape[-1] - local.shape[-1]
+            parameters = parameters + jnp.pad(local, ((0, 0), (0, passes)))
         if self.spec.num_actions is not None:
             return Categorical.masked(parameters, legal)
         loc, log_scale = jnp.split(parameters, 2, axis=-1)
@@ -100,12 +108,12 @@ class _Heads(nnx.Module):
         )
         return DiagonalNormal(loc, log_scale, self.config.squash_actions)
 
-    def value(self, x: Array) -> Array:
-        return self.value_head(x)
+    def value(self, features: Array) -> Array:
+        return self.value_head(features)
 
-    def reward(self, x: Array) -> Array:
+    def reward(self, features: Array) -> Array:
         assert self.reward_head is not None
-        return self.reward_head(x)
+        return self.reward_head(features)
 
     def expect(self, frequencies: Frequencies, rate: Array) -> None:
         for informed, targets in (
@@ -146,9 +154,10 @@ class _AgentNetwork(nnx.Module):
             features = (config.core_units,)
         self.dynamics = DYNAMICS[config.model](features, spec, config, rngs)
         planes = isinstance(self.dynamics, MuZeroDynamics)
-        root_size = self.dynamics.out_size if planes else features[-1]
-        self.root_heads = _Heads(root_size, spec, config, rewards=False, rngs=rngs)
-        self.model_heads = _Heads(self.dynamics.out_size, spec, config, rewards=True, rngs=rngs)
+        root_size, size = self.dynamics.out_size if planes else features[-1], self.dynamics.out_size
+        points = self.dynamics.point_planes if planes else None
+        self.root_heads = _Heads(root_size, spec, config, False, points, rngs)
+        self.model_heads = _Heads(size, spec, config, True, points, rngs)
 
     def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
         steps, batch = inputs.first.shape
@@ -166,11 +175,11 @@ class _AgentNetwork(nnx.Module):
             if self.config.normalise_core:
                 features = rms_normalise(features)
         planes = isinstance(self.dynamics, MuZeroDynamics)
-        summary = self.dynamics.read(features) if planes else features
+        summary = self.dynamics.read(features) if planes else Summary(features)
         legal = None if inputs.legal_actions is None else flat(inputs.legal_actions)
         output = RootOutput(
             policy=self.root_heads.policy(summary, legal),
-            value_logits=self.root_heads.value(summary),
+            value_logits=self.root_heads.value(summary.features),
             embedding=self.dynamics.start(features),
         )
         return jax.tree.map(apart, output), state
@@ -197,11 +206,11 @@ class _AgentNetwork(nnx.Module):
         return outputs, state
 
     def model_step(self, embedding: PyTree, action: Array) -> ModelOutput:
-        embedding, x = self.dynamics.step(embedding, action)
+        embedding, summary = self.dynamics.step(embedding, action)
         return ModelOutput(
-            reward_logits=self.model_heads.reward(x),
-            value_logits=self.model_heads.value(x),
-            policy=self.model_heads.policy(x),
+            reward_logits=self.model_heads.reward(summary.features),
+            value_logits=self.model_heads.value(summary.features),
+            policy=self.model_heads.policy(summary),
             embedding=embedding,
         )
 
