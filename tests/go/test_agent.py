@@ -12,12 +12,14 @@ from muesli.cli.main import main
 from muesli.go.agent import Shadow, load_agent
 from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
 from muesli.runners.player import load
+from muesli.runners.rundir import read_config
 from muesli.runners.saving import kept_checkpoints
+from muesli.runners.train import train
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
 
-def test_a_run_keeps_light_checkpoints_that_play_alone(go_run, tmp_path):
+def test_a_run_keeps_light_checkpoints_that_play_and_train_on_alone(go_run, tmp_path):
     kept = kept_checkpoints(go_run)
     assert kept == ["kept-1", "kept-2"]
     copy = tmp_path / "light"
@@ -31,6 +33,10 @@ def test_a_run_keeps_light_checkpoints_that_play_alone(go_run, tmp_path):
     thoughts = [load_agent(run).think(game, WHITE) for run in (go_run, copy)]
     np.testing.assert_array_equal(thoughts[0].policy, thoughts[1].policy)
     assert thoughts[0].value == thoughts[1].value
+    # And a training begins with it.
+    config = read_config(go_run)
+    assert train(config, tmp_path / "more", init_from=copy).stopped_by is None
+    assert kept_checkpoints(tmp_path / "more") == kept
 
 
 def test_the_board_shows_the_agent_what_training_showed_it(go_run):

@@ -109,7 +109,9 @@ def with_parameters(state: AgentState, source: AgentState) -> AgentState:
     """A fresh agent with another run's parameters; raises a ConfigError where they do not fit."""
     if jax.tree.map(jnp.shape, state.online) != jax.tree.map(jnp.shape, source.online):
         raise ConfigError("init_from: that run's network has other parameters than this one's")
-    return state._replace(online=source.online, prior=source.prior, normaliser=source.normaliser)
+    # Of agents that were kept for good both are the same arrays, which cannot be given away twice.
+    prior = jax.tree.map(jnp.copy, source.prior)
+    return state._replace(online=source.online, prior=prior, normaliser=source.normaliser)
 
 
 def without_ring(state: Any) -> Any:
