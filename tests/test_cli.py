@@ -196,12 +196,15 @@ def test_init_from_starts_with_another_runs_parameters(finished_run, tmp_path):
     import jax
     import numpy as np
 
-    for a, b in zip(
-        jax.tree.leaves(load(finished_run).state.online),
-        jax.tree.leaves(load(run_dir).state.online),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    first, second = (
+        dict(jax.tree_util.tree_leaves_with_path(load(path).state.online))
+        for path in (finished_run, run_dir)
+    )
+    assert first.keys() == second.keys()
+    for path, parameter in first.items():
+        # How often each bin is a target is counted anew, at whatever rate.
+        if "expected" not in jax.tree_util.keystr(path):
+            np.testing.assert_allclose(parameter, second[path], atol=1e-6)
 
 
 def test_an_exported_agent_plays_and_starts_another_run(finished_run, tmp_path, capsys):
