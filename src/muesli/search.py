@@ -30,6 +30,8 @@ class Searched(NamedTuple):
     visits: Array
 
 
+Step = Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]]
+"""The step of one copy of an environment: (state, action, key) -> (state, TimeStep)."""
 Search = Callable[[PyTree, RootOutput, PyTree, Array, Array], Searched]
 Model = Callable[[PyTree, PRNGKey, Array, PyTree], tuple[Any, PyTree]]
 """An mctx recurrent function: (params, key, action [B], state [B]) -> (what comes of it, state)."""
@@ -57,7 +59,7 @@ def learnt_model(network: Network, config: Config, supports: tuple[Support, Supp
 
 
 def rules_model(
-    step: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]],
+    step: Step,
     judge: Callable[[PyTree, TimeStep], RootOutput],
     config: Config,
     value_support: Support,

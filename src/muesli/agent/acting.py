@@ -15,12 +15,11 @@ from muesli.networks.network import Network, UnrollInputs
 from muesli.ops.standardise import standardise
 from muesli.ops.targets import cmpo_policy
 from muesli.ops.values import decode
-from muesli.search import learnt_model, make_search, rules_model
+from muesli.search import Step, learnt_model, make_search, rules_model
 from muesli.types import (
     ActorState,
     Array,
     EnvSpec,
-    PRNGKey,
     PyTree,
     RootOutput,
     Statistics,
@@ -75,7 +74,7 @@ class Setting(NamedTuple):
     network: Network
     config: Config
     explore: bool
-    rules: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]] | None
+    rules: Step | None
 
 
 Improve = Callable[[Acting, RootOutput, Array, PyTree], Policy]
@@ -170,7 +169,7 @@ def make_act(
     act_with: str,
     greedy: bool = False,
     explore: bool = False,
-    rules: Callable[[PyTree, Array, PRNGKey], tuple[PyTree, TimeStep]] | None = None,
+    rules: Step | None = None,
 ) -> Callable[..., tuple[Array, Policy, ActorState]]:
     """The acting function of one of the ``_WAYS``. With ``explore`` (while training) a search is
     given noise at its root, and ``agent.exploration`` of every policy is uniform.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -154,10 +155,11 @@ class _AgentNetwork(nnx.Module):
             features = (config.core_units,)
         self.dynamics = DYNAMICS[config.model](features, spec, config, rngs)
         planes = isinstance(self.dynamics, MuZeroDynamics)
-        root_size, size = self.dynamics.out_size if planes else features[-1], self.dynamics.out_size
         points = self.dynamics.point_planes if planes else None
-        self.root_heads = _Heads(root_size, spec, config, False, points, rngs)
-        self.model_heads = _Heads(size, spec, config, True, points, rngs)
+        make_heads = partial(_Heads, spec=spec, config=config, point_planes=points, rngs=rngs)
+        root_size = self.dynamics.out_size if planes else features[-1]
+        self.root_heads = make_heads(root_size, rewards=False)
+        self.model_heads = make_heads(self.dynamics.out_size, rewards=True)
 
     def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
         steps, batch = inputs.first.shape
