@@ -25,7 +25,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "muesli"
 
 _BASE = {"types", "checks"}
 _MATHS = _BASE | {"config", "distributions", "ops"}
-_LEARNER = _MATHS | {"policy_updates", "losses", "diagnostics", "networks", "optim", "search"}
+_LEARNER = _MATHS | {
+    *("policy_updates", "losses", "diagnostics", "networks", "optim", "search", "symmetry"),
+}
 _RECORDS = _BASE | {"config", "checkpoint", "metrics", "plots", "report", "video"}
 _EVERYTHING = (
     _LEARNER
@@ -56,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "search": _MATHS | {"networks"},
     "keys": _BASE,
     "frames": _BASE,
+    "symmetry": _BASE | {"config", "distributions"},
     "envs": _BASE | {"config", "frames", "keys"},
     "replay": _BASE | {"config", "frames"},
     # what a run leaves behind, and what is made of it

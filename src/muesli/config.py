@@ -275,7 +275,7 @@ class BatchConfig:
     replay_min_steps: int = 0
     """Steps to collect before the first update."""
     symmetries: bool = False
-    """Boards: train on every sequence turned and mirrored at random: the game is the same."""
+    """Boards: play and train on every sequence turned or mirrored: the game is the same."""
 
 
 @dataclass(frozen=True)

@@ -70,12 +70,13 @@ class ActorState(NamedTuple):
     """What an actor remembers between two steps of one environment.
 
     recurrent: pytree of the network core (empty for a feed-forward one); last_action: [] i32 or
-    [D] f32; last_reward: [] f32.
+    [D] f32; last_reward: [] f32; symmetry: [] i32, the side it sees its board from, or None.
     """
 
     recurrent: PyTree
     last_action: Array
     last_reward: Array
+    symmetry: Array | None = None
 
 
 class Transition(NamedTuple):

@@ -16,6 +16,7 @@ from muesli.ops.standardise import standardise
 from muesli.ops.targets import cmpo_policy
 from muesli.ops.values import decode
 from muesli.search import Step, learnt_model, make_search, rules_model
+from muesli.symmetry import act_turned, first_symmetry
 from muesli.types import (
     ActorState,
     Array,
@@ -38,13 +39,16 @@ class Acting(NamedTuple):
     normaliser: Statistics | None = None
 
 
-def initial_actor(spec: EnvSpec, network: Network, batch: int) -> ActorState:
+def initial_actor(
+    spec: EnvSpec, network: Network, batch: int, symmetries: bool = False
+) -> ActorState:
     """Actors before their first step: [B]."""
     if spec.num_actions is None:
         action = jnp.zeros((batch, spec.action_size), jnp.float32)
     else:
         action = jnp.zeros((batch,), jnp.int32)
-    return ActorState(network.initial_state(batch), action, jnp.zeros((batch,), jnp.float32))
+    reward, side = jnp.zeros((batch,), jnp.float32), first_symmetry(batch) if symmetries else None
+    return ActorState(network.initial_state(batch), action, reward, side)
 
 
 def root_of(
@@ -172,7 +176,8 @@ def make_act(
     rules: Step | None = None,
 ) -> Callable[..., tuple[Array, Policy, ActorState]]:
     """The acting function of one of the ``_WAYS``. With ``explore`` (while training) a search is
-    given noise at its root, and ``agent.exploration`` of every policy is uniform.
+    given noise at its root, ``agent.exploration`` of every policy is uniform, and boards are seen
+    under their actors' symmetries.
 
     act(Acting, TimeStep [B], ActorState [B], keys [B], the environment's states [B]) -> (action
     [B], Policy [B], ActorState [B]). Only a search of the ``rules`` looks at the states; others can
@@ -198,6 +203,6 @@ def make_act(
             action = policy.mode()
         else:
             action = jax.vmap(lambda p, key: p.sample(key))(policy, keys)
-        return action, policy, ActorState(recurrent, action, actor.last_reward)
+        return action, policy, actor._replace(recurrent=recurrent, last_action=action)
 
-    return act
+    return act_turned(act, spec) if explore and config.batch.symmetries else act

@@ -207,7 +207,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
     return Agent(
         init=init,
-        initial_actor=lambda batch: initial_actor(spec, network, batch),
+        initial_actor=lambda batch: initial_actor(spec, network, batch, config.batch.symmetries),
         acting=acting,
         act=make_act(spec, network, config, config.agent.act_with, explore=True),
         observe=observe,

@@ -18,6 +18,7 @@ from muesli.envs.base import JaxEnv, auto_reset_step
 from muesli.runners.learner import init_ring, make_learn
 from muesli.runners.mesh import deal
 from muesli.runners.parts import Parts
+from muesli.symmetry import next_symmetry
 from muesli.types import (
     Array,
     EpisodeState,
@@ -136,7 +137,7 @@ def make_anakin(parts: Parts) -> Anakin:
         state = state._replace(
             env_states=env_states,
             timesteps=timesteps,
-            actors=actors,
+            actors=next_symmetry(actors),
             episodes=episodes,
             iteration=state.iteration + 1,
         )

@@ -12,6 +12,7 @@ from muesli import keys
 from muesli.agent import Acting
 from muesli.runners.host import Memory, initial_memory, remember
 from muesli.runners.parts import Parts
+from muesli.symmetry import next_symmetry
 from muesli.types import Array, PRNGKey, PyTree, TimeStep, Trajectory, Transition
 
 
@@ -119,6 +120,7 @@ def make_collector(parts: Parts, group_size: int) -> Collector:
 
     def finish(carry: Carry, timestep: TimeStep) -> tuple[Trajectory, Carry]:
         carry = take_in(carry, timestep, length)
-        return Trajectory(carry.records, carry.start), go_on(carry.memory, carry.seen)
+        memory = carry.memory._replace(actors=next_symmetry(carry.memory.actors))
+        return Trajectory(carry.records, carry.start), go_on(memory, carry.seen)
 
     return Collector(begin, act, advance, finish, go_on)

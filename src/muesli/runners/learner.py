@@ -15,7 +15,7 @@ from muesli import keys
 from muesli import replay as ring
 from muesli.runners.mesh import AXIS
 from muesli.runners.parts import Parts
-from muesli.runners.symmetry import turn
+from muesli.symmetry import turn
 from muesli.types import AgentState, Array, Metrics, PRNGKey, PyTree, Trajectory
 
 
@@ -76,7 +76,7 @@ def make_learn(parts: Parts) -> Learn:
             age = age_chunks * updates_per_chunk
             metrics["replay_age_updates"] = jnp.mean(age.astype(jnp.float32))
         if batch.symmetries:
-            sequences = turn(sequences, parts.spec, jax.random.fold_in(sample_key, 1))
+            sequences = turn(sequences, parts.spec)
         state, update_metrics = agent.update(agent.observe(state, fresh), sequences, update_key)
         metrics["policy_lag_updates"] = jnp.mean(jnp.asarray(lag, jnp.float32))
         return state, metrics | update_metrics, sequences

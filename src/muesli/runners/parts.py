@@ -16,7 +16,7 @@ from muesli.frames import Stack
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
 from muesli.runners.mesh import Topology, act_on_processor, check_divisible, make_topology
-from muesli.runners.symmetry import check_board
+from muesli.symmetry import check_board
 from muesli.types import EnvSpec
 
 
