@@ -35,6 +35,21 @@ def command(*arguments, **options):
     )
 
 
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["list", "envs"]])
+def test_a_reader_that_goes_away_is_no_error(words):
+    """As in ``muesli list envs | head``: no traceback, and the exit code of a broken pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "muesli.cli.main", *words],
+            stdout=writer, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_help_is_quick_and_does_not_import_jax():
     began = time.monotonic()
     result = command("--help")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+UNREAD = 141  # as a shell says of a command whose reader went away
 
 
 class UsageError(Exception):
@@ -59,7 +61,17 @@ def nearest(word: str, choices: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as in `muesli list envs | head`: nobody reads on
+        # What is still in the buffer would raise once more as the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
