@@ -286,6 +286,29 @@ def test_a_wide_layer_multiplies_in_bfloat16_and_adds_in_float32():
     assert {v.aval.dtype.name for e in products for v in e.invars} == {"bfloat16"}
 
 
+@pytest.mark.parametrize(
+    ("rows", "inputs", "units"),
+    [(64, 96, 32), pytest.param(25_000, 2592, 256, marks=pytest.mark.gpu)],
+)
+def test_weights_before_a_normalisation_are_not_moved_together(rows, inputs, units):
+    """It takes the mean over the units out: what all of them share has no gradient."""
+    layer = layers.linear(inputs, units, jnp.bfloat16, nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+    x = jax.nn.relu(jax.random.normal(jax.random.key(1), (rows, inputs)))
+    wanted = jax.random.normal(jax.random.key(2), (units, 5)) / np.sqrt(units)
+
+    def loss(state):
+        y = jax.nn.relu(layers.centre_and_scale(nnx.merge(graph, state)(x)))
+        return jnp.mean(jax.nn.logsumexp(y.astype(jnp.float32) @ wanted, axis=-1))
+
+    gradient = jax.jit(jax.grad(loss))(state)["kernel"][...]
+    shared = jnp.mean(gradient, axis=-1)
+    assert jnp.linalg.norm(gradient) > 1e-4
+    assert jnp.sqrt(jnp.mean(shared**2)) < 0.02 * jnp.sqrt(jnp.mean(gradient**2))
+    # The weights' product and the bias's sum read one and the same gradient.
+    assert "optimization_barrier" in str(jax.make_jaxpr(jax.grad(loss))(state))
+
+
 def test_a_wide_layer_in_float32_is_a_dense_layer():
     wide = WideLinear(6, 5, dtype=jnp.float32, rngs=nnx.Rngs(3))
     plain = nnx.Linear(6, 5, dtype=jnp.float32, rngs=nnx.Rngs(3))

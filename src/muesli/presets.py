@@ -361,6 +361,8 @@ def go_h200() -> Config:
             value_max=1.0,
             reward_bins=21,
             reward_max=1.0,
+            # From a uniform start the heads flatten what tells states apart (docs/go.md).
+            value_head_prior_rate=0.05,
         ),
         # Until the first games end, G − v̂ is mere noise, which ε_var keeps from being blown up.
         agent=replace(base.agent, target_rate=0.05, moment_epsilon=1e-4),

@@ -82,7 +82,19 @@ def _add_bias(x: Array, bias: Array) -> Array:
 
 
 def _add_bias_backward(_: None, g: Array) -> tuple[Array, Array]:
+    g = _as_written(g)
     return g, jnp.sum(g, axis=range(g.ndim - 1), dtype=jnp.float32)
+
+
+def _as_written(g: Array) -> Array:
+    """A gradient in bfloat16 as all that follows shall read it, computed once.
+
+    Left to itself, a compiler may compute it again inside the product that makes the gradient of
+    the weights. On a GPU, behind a normalisation whose gradient sums to 0 over the units, what that
+    product read did not: every weight was moved by the same amount, thousands of times too far
+    (docs/go.md).
+    """
+    return g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
 
 
 _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
@@ -127,7 +139,7 @@ def _wide_product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, 
 
 def _wide_product_backward(operands: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     _, pull_back = jax.vjp(_product, *operands)
-    return pull_back(g.astype(operands[0].dtype))
+    return pull_back(_as_written(g.astype(operands[0].dtype)))
 
 
 _wide_product.defvjp(_wide_product_forward, _wide_product_backward)
