@@ -110,6 +110,24 @@ def test_the_same_keys_give_the_same_trajectories_as_one_jitted_loop(groups):
     assert_same_experience(ours, theirs)
 
 
+def test_boards_are_turned_alike_by_both_runners():
+    base = presets.tic_tac_toe()
+    config = replace(
+        base,
+        env=replace(base.env, num_envs=8),
+        actors=replace(base.actors, runner="sebulba", groups=1, lockstep=True),
+        network=replace(base.network, torso_units=8, model_units=8, value_bins=11, reward_bins=11),
+        batch=replace(
+            base.batch, batch_sequences=8, online_sequences=4, sequence_length=5, symmetries=True
+        ),
+    )
+    ours, theirs = sebulba_ring(config, 3), anakin_ring(config, 3)
+    assert_same_experience(ours, theirs)
+    # Every copy begins with a side of its own and sees the next one after each chunk.
+    sides = np.asarray(ours.starts.symmetry)[:, :3]
+    np.testing.assert_array_equal(sides, (np.arange(8)[:, None] + np.arange(3)) % 8)
+
+
 def catch_of_bytes():
     """Catch as a picture that can carry planes of actions."""
     env = catch()
