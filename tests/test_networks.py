@@ -637,7 +637,8 @@ def test_normalised_units_cannot_be_silenced_together(normalised):
 
 
 def test_only_boards_have_points():
-    image = IMAGE._replace(num_actions=7), replace(CASES["muzero-image"][1], point_policy=True)
+    # Four actions, and 24x24 made smaller is 2x2: that makes no board of it.
+    image = IMAGE, replace(CASES["muzero-image"][1], point_policy=True)
     with pytest.raises(ConfigError, match="network.point_policy: is for boards whose actions"):
         make_network(*image)
     with pytest.raises(ConfigError, match="network.point_policy: is for network.torso muzero"):

@@ -24,8 +24,7 @@ Act = Callable[..., tuple[Array, Policy, ActorState]]
 def check_board(spec: EnvSpec) -> None:
     """Raises a ConfigError unless actions are the points of a square board, or these and a pass."""
     shape, actions = spec.observation_shape, spec.num_actions
-    square = len(shape) == 3 and shape[0] == shape[1]
-    if not square or actions not in (shape[0] ** 2, shape[0] ** 2 + 1):
+    if not spec.is_board or shape[0] != shape[1]:
         raise ConfigError(
             "batch.symmetries: needs a square board whose points are the actions; observations of "
             f"shape {list(shape)} and {actions} actions are none"

@@ -65,6 +65,14 @@ class EnvSpec(NamedTuple):
         """How many numbers encode an action: A for a one-hot, D for a vector."""
         return self.action_size if self.num_actions is None else self.num_actions
 
+    @property
+    def is_board(self) -> bool:
+        """Whether the actions are the points of a board, row by row, or these and a pass."""
+        if len(self.observation_shape) != 3:
+            return False
+        height, width, _ = self.observation_shape
+        return self.num_actions in (height * width, height * width + 1)
+
 
 class ActorState(NamedTuple):
     """What an actor remembers between two steps of one environment.

@@ -100,7 +100,8 @@ class MuZeroDynamics(nnx.Module):
         self.spec = spec
         height, width, planes = features
         self.board = (height, width)
-        self.is_board = spec.num_actions in (height * width, height * width + 1)
+        # A picture that was made smaller may have as many places as there are actions by chance.
+        self.is_board = spec.is_board and spec.observation_shape[:2] == self.board
         self.point_planes = config.head_planes if config.point_policy else None
         if config.point_policy and not self.is_board:
             raise ConfigError("network.point_policy: is for boards whose actions are their points")
