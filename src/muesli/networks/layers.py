@@ -51,7 +51,7 @@ class _Linear(nnx.Linear):
     """``nnx.Linear`` whose bias gets its gradient in float32."""
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
-        product = _product(inputs.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        product = _plain_product(inputs.astype(self.dtype), self.kernel[...].astype(self.dtype))
         return product if self.bias is None else _add_bias(product, self.bias[...])
 
 
@@ -82,19 +82,7 @@ def _add_bias(x: Array, bias: Array) -> Array:
 
 
 def _add_bias_backward(_: None, g: Array) -> tuple[Array, Array]:
-    g = _as_written(g)
     return g, jnp.sum(g, axis=range(g.ndim - 1), dtype=jnp.float32)
-
-
-def _as_written(g: Array) -> Array:
-    """A gradient in bfloat16 as all that follows shall read it, computed once.
-
-    Left to itself, a compiler may compute it again inside the product that makes the gradient of
-    the weights. On a GPU, behind a normalisation whose gradient sums to 0 over the units, what that
-    product read did not: every weight was moved by the same amount, thousands of times too far
-    (docs/go.md).
-    """
-    return g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
 
 
 _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
@@ -124,6 +112,32 @@ def _product(x: Array, kernel: Array, out: Dtype = None) -> Array:
 
 
 @jax.custom_vjp
+def _plain_product(x: Array, kernel: Array) -> Array:
+    """The product of x and kernel in their own type, whose gradients are products of what was
+    computed before them, not of what is computed again inside them.
+
+    Left to itself, a compiler may do the latter. On a GPU in bfloat16, behind a normalisation whose
+    gradient sums to 0 over the units, what the product for the weights read did not: every weight
+    was moved by the same amount, thousands of times too far (docs/go.md).
+    """
+    return _product(x, kernel)
+
+
+def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _product(x, kernel), (x, kernel)
+
+
+def _product_backward(operands: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    dtype = operands[0].dtype
+    g = g.astype(dtype)
+    _, pull_back = jax.vjp(_product, *operands)
+    return pull_back(g if dtype == jnp.float32 else jax.lax.optimization_barrier(g))
+
+
+_plain_product.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
 def _wide_product(x: Array, kernel: Array) -> Array:
     """The product of x and kernel in float32, whose gradients are products in their own type.
 
@@ -137,12 +151,7 @@ def _wide_product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, 
     return _wide_product(x, kernel), (x, kernel)
 
 
-def _wide_product_backward(operands: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    _, pull_back = jax.vjp(_product, *operands)
-    return pull_back(_as_written(g.astype(operands[0].dtype)))
-
-
-_wide_product.defvjp(_wide_product_forward, _wide_product_backward)
+_wide_product.defvjp(_wide_product_forward, _product_backward)
 
 
 def _head_init(scale: float) -> nnx.initializers.Initializer:
