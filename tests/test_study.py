@@ -369,6 +369,8 @@ def test_a_page_holds_everything_it_needs(study_dir):
 
 
 @pytest.mark.slow
+# Ray forks its own processes, which never ask for JAX; it may have been started by earlier tests.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_the_same_jobs_on_ray(tmp_path, jobs):
     """A real cluster on loopback: one job done, one that fails is tried again and then told."""
     ray = pytest.importorskip("ray", reason="NO RAY: pip install 'muesli-rl[cluster]'")
