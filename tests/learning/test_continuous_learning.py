@@ -74,6 +74,6 @@ def test_lunar_lander_lands(tmp_path):
     pytest.importorskip("Box2D", reason="needs gymnasium[box2d]")
     run(presets.lunar_lander(), tmp_path / "run")
     # What a user would keep: its best evaluation, playing its likeliest actions. 200 is solved.
-    # In lock-step seeds 0 and 1 came to 258 and 246; at the end, sampling, to 270 and 259.
+    # In lock-step seeds 0 to 2 came to 258, 246 and 240; at the end, sampling, to 270, 259 and 249.
     player = load(tmp_path / "run", best=True)
     assert player.evaluate(100, greedy=True).returns.mean() > 200.0
