@@ -117,8 +117,8 @@ def _plain_product(x: Array, kernel: Array) -> Array:
     computed before them, not of what is computed again inside them.
 
     Left to itself, a compiler may do the latter. On a GPU in bfloat16, behind a normalisation whose
-    gradient sums to 0 over the units, what the product for the weights read did not: every weight
-    was moved by the same amount, thousands of times too far (docs/go.md).
+    gradient sums to 0 over the units, it seems to have done so wrongly: the weights were moved, for
+    the most part, all together, by a gradient thousands of times too long (docs/go.md).
     """
     return _product(x, kernel)
 
