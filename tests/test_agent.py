@@ -136,26 +136,32 @@ def test_an_update_tells_the_heads_how_often_each_target_came(pieces):
             run.parts.network, run.parts.config, run.parts.env.spec, state, run.batch, online,
             prior, key,
         )  # fmt: skip
-        valid = (
-            ~np.asarray(targets.step_type == 2)[:, :-1] & np.asarray(targets.values_valid)[:, :-1]
-        )
-        shares = np.asarray(encode(targets.values[:, :-1], value_support))[valid].mean(0)
-        return (1 - 1e-6) * shares + 1e-6 / shares.size
+        trained = ~np.asarray(targets.step_type == 2)[:, :-1]
+        following = np.where(targets.discounts == 0.0, 0.0, targets.values[:, 1:])
+        # The model speaks of the next state. All values are valid here.
+        return {
+            heads: np.asarray(encode(values, value_support))[trained].mean(0)
+            for heads, values in (
+                ("root_heads", targets.values[:, :-1]), ("model_heads", following)
+            )
+        }  # fmt: skip
 
     def expected(state, heads):
-        return np.exp(state.online[heads]["value_head"]["expected"])
+        return state.online[heads]["value_head"]["frequencies"]
 
     first, second = jax.random.split(jax.random.key(7))
     after, _ = run.update(run.state, run.batch, first)
     once = of_targets(run.state, first)
     for heads in ("root_heads", "model_heads"):
-        np.testing.assert_allclose(expected(after, heads), once, rtol=1e-4)
+        np.testing.assert_allclose(expected(after, heads), once[heads], atol=1e-6)
     # The second batch has a share of one half, and of value_head_prior_rate from the fourth on.
     for step, share in ((1, 0.5), (10, 0.25)):
         state = after._replace(step=jnp.int32(step))
         later, _ = run.update(state, run.batch, second)
-        wanted = (1 - share) * once + share * of_targets(state, second)
-        np.testing.assert_allclose(expected(later, "root_heads"), wanted, rtol=1e-4)
+        twice = of_targets(state, second)
+        for heads in ("root_heads", "model_heads"):
+            wanted = (1 - share) * once[heads] + share * twice[heads]
+            np.testing.assert_allclose(expected(later, heads), wanted, atol=1e-6)
 
 
 def test_the_prior_is_the_moving_average_of_the_online_parameters(catch_run):
@@ -243,6 +249,13 @@ def test_the_error_ratio_compares_action_values_with_values(centred):
     wanted = spread(of_actions) / spread(of_values)
     np.testing.assert_allclose(metrics["q_error_ratio"], wanted, rtol=1e-4)
     assert abs(np.mean(of_values - of_actions)) > 0.1  # or centring would change nothing
+    # What knowing the action adds to the model's own value of the state, Σ π q̂.
+    candidates = raw.targets.policy.candidates
+    expected = np.sum(candidates.weights * candidates.advantages, -1)[:, :-1][trained]
+    wanted = spread(of_actions) / spread(of_values - expected)
+    np.testing.assert_allclose(metrics["q_action_error_ratio"], wanted, rtol=1e-4)
+    apart = np.sqrt(spread(expected)) / metrics["advantage_sigma"]
+    np.testing.assert_allclose(metrics["value_disagreement_sigmas"], apart, rtol=1e-4)
 
 
 def test_action_values_come_from_the_prior_alone_and_ratios_from_the_online_policy(catch_run):

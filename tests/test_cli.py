@@ -218,7 +218,7 @@ def test_init_from_starts_with_another_runs_parameters(finished_run, tmp_path):
     assert first.keys() == second.keys()
     for path, parameter in first.items():
         # How often each bin is a target is counted anew, at whatever rate.
-        if "expected" not in jax.tree_util.keystr(path):
+        if "frequencies" not in jax.tree_util.keystr(path):
             np.testing.assert_allclose(parameter, second[path], atol=1e-6)
 
 

@@ -501,12 +501,17 @@ def test_frequencies_equal_a_count_over_the_records_that_are_trained(seed: int) 
     cases = [random_case(seed), random_case(seed + 1)]
     targets = jax.tree.map(lambda *x: np.stack(x), *(case.targets for case in cases))
     trained = targets.step_type[:, :-1] != LAST
-    wanted = {"reward": [], "value": []}
+    wanted = {"reward": [], "value": [], "next_value": []}
     for b, t in zip(*np.nonzero(trained), strict=True):
+        # After a termination there is a value, and it is 0.
+        ended = targets.discounts[b, t] == 0.0
+        following = 0.0 if ended else targets.values[b, t + 1]
+        known = ended or targets.values_valid[b, t + 1]
         # −log of a bin's share is what a prediction of that bin alone would cost.
         for name, x, support, counts in (
             ("reward", targets.rewards[b, t], REWARD_SUPPORT, True),
             ("value", targets.values[b, t], VALUE_SUPPORT, targets.values_valid[b, t]),
+            ("next_value", following, VALUE_SUPPORT, known),
         ):
             if counts:
                 one_hot = np.eye(support.num_bins) * 50.0
@@ -518,15 +523,17 @@ def test_frequencies_equal_a_count_over_the_records_that_are_trained(seed: int) 
         mean = np.mean(shares, axis=0) if shares else np.zeros(support.num_bins)
         assert_allclose(getattr(got, name), mean, atol=1e-5)
         entropies = [-np.sum(p * np.log(np.maximum(p, 1e-12))) for p in np.clip(shares, 0, 1)]
-        floor = np.mean(entropies) if shares else 0.0
-        assert_allclose(getattr(got, f"{name}_floor"), floor, atol=1e-4)
+        floors = {"reward": got.reward_floor, "next_value": got.value_floor}
+        if name in floors:
+            assert_allclose(floors[name], np.mean(entropies) if shares else 0.0, atol=1e-4)
 
 
 def test_explained_shares_run_from_knowing_frequencies_to_knowing_each_target() -> None:
     # Rewards 0 and h⁻¹(1.5), as often: two bins hold a quarter each, and log 2 is left to each.
     reward = np.array([0.0, 0.0, 0.5, 0.25, 0.25])
     floor = 0.5 * np.log(2.0)
-    frequencies = Frequencies(reward, np.full(7, 1 / 7), floor, 0.0)
+    value = np.full(7, 1 / 7)
+    frequencies = Frequencies(reward, np.zeros(7), value, floor, 0.0)
     nothing = 0.5 * np.log(2.0) + 0.5 * np.log(4.0)
     for loss, share in ((nothing, 0.0), (floor, 1.0), (0.5 * (nothing + floor), 0.5)):
         metrics = {"loss_reward_step_1": loss, "loss_value_step_1": np.log(7.0)}

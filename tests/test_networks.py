@@ -38,6 +38,10 @@ CASES = {
         VECTOR,
         replace(SMALL, torso="mlp", torso_channels=(9,), last_action_and_reward=False),
     ),
+    "mlp-hidden-heads": (
+        VECTOR,
+        replace(SMALL, torso="mlp", torso_channels=(), core="none", head_units=6),
+    ),
     "mlp-continuous": (CONTINUOUS, replace(SMALL, torso="mlp", torso_channels=(9,))),
     "conv_small": (BOARD, replace(SMALL, torso="conv_small", torso_channels=(6, 6))),
     "impala": (IMAGE, replace(SMALL, torso="impala", torso_channels=(4, 8))),
@@ -466,6 +470,39 @@ def test_value_and_reward_heads_start_at_the_configured_scale_and_the_policy_nea
                 np.testing.assert_allclose(np.std(kernel), wanted / np.sqrt(inputs), rtol=0.05)
 
 
+def test_each_head_of_the_model_has_a_hidden_layer_of_its_own():
+    network = make_network(*CASES["mlp-hidden-heads"])
+    params = spread_out(jax.jit(network.init)(jax.random.key(0)))
+    assert not params["root_heads"].get("hidden")
+
+    @jax.jit
+    def predictions(hidden):
+        changed = params | {"model_heads": params["model_heads"] | {"hidden": hidden}}
+        root, _ = network.unroll(changed, inputs_for(VECTOR, 1, 4), network.initial_state(4))
+        embedding = jax.tree.map(lambda x: x[0], root.embedding)
+        model = network.model_step(changed, embedding, jnp.array([0, 1, 2, 0]))
+        return {
+            "policy": model.policy.logits, "value": model.value_logits,
+            "reward": model.reward_logits,
+        }  # fmt: skip
+
+    hidden = params["model_heads"]["hidden"]
+    assert hidden.keys() == {"policy", "value", "reward"}
+    before = predictions(hidden)
+    for name in hidden:
+        # Units that are silent leave the output layer its bias, in this head alone.
+        silent = hidden | {name: jax.tree.map(lambda x: x - 100.0, hidden[name])}
+        after = predictions(silent | {name: silent[name] | {"kernel": hidden[name]["kernel"]}})
+        bias = params["model_heads"][f"{name}_head"]["bias"]
+        wanted = bias - jax.nn.logsumexp(bias) if name == "policy" else bias
+        got = after[name]
+        if name == "policy":
+            got = got - jax.nn.logsumexp(got, axis=-1, keepdims=True)
+        np.testing.assert_allclose(got, jnp.broadcast_to(wanted, got.shape), atol=1e-6)
+        for other in hidden.keys() - {name}:
+            np.testing.assert_array_equal(after[other], before[other])
+
+
 INFORMED = replace(
     SMALL, torso="mlp", torso_channels=(), value_head_scale=1.0, value_head_prior_rate=0.05
 )
@@ -486,19 +523,15 @@ def test_informed_heads_add_the_log_frequencies_they_were_told():
     value = np.full(11, 0.0)
     value[7], value[8] = 0.75, 0.25
     reward = np.full(7, 1 / 7)
-    told = network.expect(
-        before, Frequencies(jnp.array(reward), jnp.array(value), *FLOORS), jnp.float32(1)
-    )
+    following = np.roll(value, -4)
+    frequencies = Frequencies(*map(jnp.array, (reward, value, following)), *FLOORS)
+    told = network.expect(before, frequencies, jnp.float32(1))
+    for heads, wanted in (("root_heads", value), ("model_heads", following)):
+        np.testing.assert_allclose(told[heads]["value_head"]["frequencies"], wanted, atol=1e-7)
+    np.testing.assert_allclose(told["model_heads"]["reward_head"]["frequencies"], reward, atol=1e-7)
 
-    # All at once: of what was heard nearly all, of every bin's equal chance a millionth.
-    wanted = np.log((1 - 1e-6) * value + 1e-6 / 11)
-    for heads in ("root_heads", "model_heads"):
-        np.testing.assert_allclose(told[heads]["value_head"]["expected"], wanted, atol=1e-6)
-    np.testing.assert_allclose(
-        told["model_heads"]["reward_head"]["expected"], np.log(reward), atol=1e-6
-    )
-
-    # The logits move by just that, in reality, in the model and one step ahead.
+    # The logits move by just that, in reality, in the model and one step ahead: of what was heard
+    # nearly all, of every bin's equal chance a millionth.
     @jax.jit
     def values(params):
         root, _ = network.unroll(params, _seen(4), network.initial_state(4))
@@ -510,23 +543,25 @@ def test_informed_heads_add_the_log_frequencies_they_were_told():
 
     moved = values(told) - values(before)
     # At first it was 0 that nearly always occurred.
-    start = np.log((1 - 1e-6) * (np.arange(11) == 5) + 1e-6 / 11)
-    np.testing.assert_allclose(moved, np.broadcast_to(wanted - start, (3, 4, 11)), atol=1e-5)
+    start, root, model = (
+        np.log((1 - 1e-6) * seen + 1e-6 / 11) for seen in (np.arange(11) == 5, value, following)
+    )
+    np.testing.assert_allclose(moved[0], np.broadcast_to(root - start, (4, 11)), atol=1e-5)
+    np.testing.assert_allclose(moved[1:], np.broadcast_to(model - start, (2, 4, 11)), atol=1e-5)
     # Nothing else has changed.
     same = jax.tree.map(np.array_equal, before, told)
-    assert {p[-1].key for p, kept in jax.tree.leaves_with_path(same) if not kept} == {"expected"}
+    assert {p[-1].key for p, kept in jax.tree.leaves_with_path(same) if not kept} == {"frequencies"}
 
 
 def test_informed_heads_follow_slowly_and_no_gradient_moves_them():
     network = make_network(VECTOR, INFORMED)
     params = jax.jit(network.init)(jax.random.key(0))
-    params["root_heads"]["value_head"]["expected"] = jnp.log(jnp.full(11, 1 / 11))
+    params["root_heads"]["value_head"]["frequencies"] = jnp.full(11, 1 / 11)
     value = jnp.zeros(11).at[3].set(1.0)
-    frequencies = Frequencies(jnp.full(7, 1 / 7), value, *FLOORS)
+    frequencies = Frequencies(jnp.full(7, 1 / 7), value, value, *FLOORS)
     told = jax.jit(network.expect)(params, frequencies, jnp.float32(0.1))
-    probabilities = np.exp(told["root_heads"]["value_head"]["expected"])
-    wanted = 0.9 / 11 + 0.1 * ((1 - 1e-6) * np.asarray(value) + 1e-6 / 11)
-    np.testing.assert_allclose(probabilities, wanted, rtol=1e-5)
+    wanted = 0.9 / 11 + 0.1 * np.asarray(value)
+    np.testing.assert_allclose(told["root_heads"]["value_head"]["frequencies"], wanted, rtol=1e-5)
 
     def loss(params):
         root, _ = network.unroll(params, _seen(4), network.initial_state(4))
@@ -541,7 +576,7 @@ def test_informed_heads_follow_slowly_and_no_gradient_moves_them():
         gradients["model_heads"][name] for name in ("value_head", "reward_head")
     )]  # fmt: skip
     for head in heads:
-        assert float(jnp.abs(head["expected"]).max()) == 0.0
+        assert float(jnp.abs(head["frequencies"]).max()) == 0.0
         assert float(jnp.abs(head["kernel"]).max()) > 0.0
 
 
@@ -571,7 +606,8 @@ def test_values_far_from_zero_cost_uninformed_heads_their_features():
             updates, state = optimiser.update(gradients, state)
             params = optax.apply_updates(params, updates)
             if network.expect is not None:
-                frequencies = Frequencies(jnp.full(7, 1 / 7), of_targets.mean(0), *FLOORS)
+                shares = of_targets.mean(0)
+                frequencies = Frequencies(jnp.full(7, 1 / 7), shares, shares, *FLOORS)
                 params = network.expect(params, frequencies, jnp.float32(rate))
             features = jax.tree.leaves(embedding)[0][0]
             return params, state, jnp.var(features, axis=0).mean() / jnp.mean(features**2)
@@ -602,7 +638,7 @@ def test_scaled_planes_have_the_gradient_of_their_formula():
 
 def test_what_lies_at_a_point_adds_to_its_logit_and_to_no_other():
     spec, config = CASES["muzero-points"]
-    heads = _Heads(14, spec, config, False, config.head_planes, nnx.Rngs(0))
+    heads = _Heads(14, spec, config, False, 0, config.head_planes, nnx.Rngs(0))
     features, points = jax.random.normal(jax.random.key(1), (2, 14)), jnp.zeros((2, 25, 4))
     logits = lambda points: np.asarray(heads.policy(Summary(features, points)).log_probs())
     odds = lambda x: x - x[:, -1:]  # against a pass, which is no point

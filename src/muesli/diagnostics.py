@@ -35,8 +35,8 @@ def explained_shares(metrics: Metrics, frequencies: Frequencies) -> Metrics:
     ``diagnostics``.
     """
     shares = {}
-    for name in ("reward", "value"):
-        nothing = jnp.sum(entr(getattr(frequencies, name)))
+    for name, occurring in (("reward", frequencies.reward), ("value", frequencies.next_value)):
+        nothing = jnp.sum(entr(occurring))
         everything = getattr(frequencies, f"{name}_floor")
         gained = nothing - metrics[f"loss_{name}_step_1"]
         # A batch in which there is next to nothing to know must not outweigh all others in a mean.
@@ -60,13 +60,18 @@ def diagnostics(
     assert targets.baseline is not None
     value = targets.baseline[:, :-1]
     errors = targets.returns - value
-    # Where q̂ − v̂ was centred, G − v̂ is as well: old actions are worse than π's on average.
-    seen = errors - mean(errors) if config.agent.centre_advantages else errors
-    q_errors = seen - head(inputs.q_advantage) * sigma
+    q_errors = errors - head(inputs.q_advantage) * sigma
     spread = targets.returns - mean(targets.returns)
     advantages, weights = inputs.candidates.advantages, inputs.candidates.weights
     possible = weights > 0.0
     count = jnp.maximum(1, jnp.sum(possible, -1))
+    # E_{A∼π_prior} q̂ − v̂: where the model and v̂ disagree about the state itself.
+    expected = head(jnp.sum(weights * advantages, -1)) * sigma
+
+    def power(x: Array) -> Array:
+        # Where q̂ − v̂ was centred, so is all else: old actions are worse than π's on average.
+        return mean(jnp.square(x - mean(x) if config.agent.centre_advantages else x))
+
     best = jnp.max(jnp.where(possible, advantages, -jnp.inf), -1)
     gap = best - jnp.sum(advantages * possible, -1) / count
     threshold = jnp.inf if config.update.clip_threshold is None else config.update.clip_threshold
@@ -74,7 +79,7 @@ def diagnostics(
     cmpo = jax.vmap(jax.vmap(lambda x: distillation(x.policy, cmpo_target(x, config.update))))
     ratio = inputs.policy.log_prob(inputs.action) - inputs.behaviour.log_prob(inputs.action)
     features = jax.tree.leaves(root.embedding)[0].astype(jnp.float32)
-    power = jnp.mean(jnp.square(features))
+    feature_power = jnp.mean(jnp.square(features))
     metrics = {
         "policy_entropy": mean(head(inputs.policy.entropy())),
         "kl_prior_online": mean(head(inputs.prior.kl(inputs.policy))),
@@ -82,7 +87,9 @@ def diagnostics(
         "advantage_sigma": sigma,
         "advantage_clipped_share": mean(head(jnp.sum(clipped, axis=-1) / count)),
         "q_action_gap_sigmas": mean(head(gap)),
-        "q_error_ratio": mean(jnp.square(q_errors)) / jnp.maximum(mean(jnp.square(seen)), 1e-12),
+        "q_error_ratio": power(q_errors) / jnp.maximum(power(errors), 1e-12),
+        "q_action_error_ratio": power(q_errors) / jnp.maximum(power(errors - expected), 1e-12),
+        "value_disagreement_sigmas": jnp.sqrt(power(expected)) / sigma,
         "value_explained_variance": 1.0
         - mean(jnp.square(errors - mean(errors))) / jnp.maximum(mean(jnp.square(spread)), 1e-12),
         "value_mean": mean(value),
@@ -90,8 +97,9 @@ def diagnostics(
         "reward_mean": mean(targets.rewards),
         "rho_mean": mean(head(inputs.rho)),
         "rho_clipped_share": mean(head(ratio > 0.0)),
-        "feature_scale": jnp.sqrt(power),
-        "feature_variation": jnp.mean(jnp.var(features, axis=(0, 1))) / jnp.maximum(power, 1e-12),
+        "feature_scale": jnp.sqrt(feature_power),
+        "feature_variation": jnp.mean(jnp.var(features, axis=(0, 1)))
+        / jnp.maximum(feature_power, 1e-12),
     }
     for name, valid in (
         ("reward", model.outcome_valid),

@@ -139,7 +139,7 @@ def target_frequencies(
 ) -> Frequencies:
     """How often each bin is the target of a reward or value: of records [B, T], where ``trained``.
 
-    targets: Targets with leading axis [B].
+    targets: Targets with leading axis [B]. Values after a termination are 0, as the model's are.
     """
 
     def mean(x: Array, counts: Array, support: Support) -> tuple[Array, Array]:
@@ -147,10 +147,12 @@ def target_frequencies(
         number = jnp.maximum(1.0, jnp.sum(counts))
         return jnp.sum(shares, axis=(0, 1)) / number, jnp.sum(entr(shares)) / number
 
-    valid = trained & targets.values_valid[:, :-1]
+    valid, ended = targets.values_valid, jnp.equal(targets.discounts, 0.0)
     reward, reward_floor = mean(targets.rewards, trained, reward_support)
-    value, value_floor = mean(targets.values[:, :-1], valid, value_support)
-    return Frequencies(reward, value, reward_floor, value_floor)
+    value, _ = mean(targets.values[:, :-1], trained & valid[:, :-1], value_support)
+    following = jnp.where(ended, 0.0, targets.values[:, 1:])
+    next_value, floor = mean(following, trained & (valid[:, 1:] | ended), value_support)
+    return Frequencies(reward, value, next_value, reward_floor, floor)
 
 
 def _mean_over_steps(losses: Array, mask: Array, average_over: str) -> Array:

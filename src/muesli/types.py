@@ -248,12 +248,14 @@ class Moment(NamedTuple):
 class Frequencies(NamedTuple):
     """How often each bin is a target, in mean over a batch, and how far targets are no single bin.
 
-    reward, value: [bins], summing to 1; reward_floor, value_floor: [], the entropy of a target, in
-    mean: the least cross-entropy there is.
+    reward: [bins], summing to 1, of rewards; value, next_value: [bins], of the values of states and
+    of what the model is asked one step ahead, 0 where an episode ended; reward_floor, value_floor:
+    [], the entropy of a target of the model, in mean: the least cross-entropy there is.
     """
 
     reward: Array
     value: Array
+    next_value: Array
     reward_floor: Array
     value_floor: Array
 

@@ -179,9 +179,11 @@ _UNSEEN = 1e-6
 class InformedHead(WideLinear):
     """A head over bins that is told how often each is the target, and learns the difference.
 
-    Its answers are those of a dense layer plus ``expected``, log-frequencies without a gradient
-    that ``expect`` keeps. Otherwise the layers below would learn them: the quickest way to values
-    far from 0 is to turn every feature into a constant.
+    Its answers are those of a dense layer plus the logarithms of ``frequencies``, which have no
+    gradient and which ``expect`` keeps. Otherwise the layers below would learn them: the quickest
+    way to values far from 0 is to turn every feature into a constant. Not their logarithms are
+    kept, because the prior network is an average of parameters, and averaged logarithms forget what
+    is rare.
     """
 
     def __init__(self, inputs: int, positions: Array, scale: float, dtype: Dtype, rngs: nnx.Rngs):
@@ -195,20 +197,17 @@ class InformedHead(WideLinear):
             rngs=rngs,
         )
         zero = jnp.maximum(0.0, 1.0 - jnp.abs(positions) / (positions[1] - positions[0]))
-        self.expected = nnx.Param(jnp.log(_possible(zero)))
+        self.frequencies = nnx.Param(zero)
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
-        return super().__call__(inputs, out_sharding) + jax.lax.stop_gradient(self.expected[...])
+        seen = jax.lax.stop_gradient(self.frequencies[...])
+        # What never occurred stays possible.
+        possible = (1.0 - _UNSEEN) * seen + _UNSEEN / seen.size
+        return super().__call__(inputs, out_sharding) + jnp.log(possible)
 
     def expect(self, frequencies: Array, rate: Array) -> None:
         """Moves what is expected towards the frequencies of a batch, [bins]."""
-        before = jax.nn.softmax(self.expected[...])
-        self.expected[...] = jnp.log((1.0 - rate) * before + rate * _possible(frequencies))
-
-
-def _possible(frequencies: Array) -> Array:
-    """The same [bins], but what never occurred stays possible."""
-    return (1.0 - _UNSEEN) * frequencies + _UNSEEN / frequencies.size
+        self.frequencies[...] = (1.0 - rate) * self.frequencies[...] + rate * frequencies
 
 
 def categorical_head(

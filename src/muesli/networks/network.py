@@ -60,7 +60,9 @@ class Network(NamedTuple):
 
 
 class _Heads(nnx.Module):
-    """Policy, value and (for the model) reward predictions from the summary of a state."""
+    """Policy, value and (for the model) reward predictions from the summary of a state, each
+    through a hidden layer of its own if ``hidden`` has units for one.
+    """
 
     def __init__(
         self,
@@ -68,12 +70,18 @@ class _Heads(nnx.Module):
         spec: EnvSpec,
         config: NetworkConfig,
         rewards: bool,
+        hidden: int,
         point_planes: int | None,
         rngs: nnx.Rngs,
     ):
         dtype = jnp.dtype(config.compute_dtype)
         self.config, self.spec = config, spec
         outputs = spec.num_actions if spec.num_actions is not None else 2 * spec.action_size
+        names = ("policy", "value", "reward") if rewards else ("policy", "value")
+        self.hidden = nnx.Dict(
+            {name: linear(inputs, hidden, dtype, rngs) for name in names if hidden}
+        )
+        inputs = hidden or inputs
         self.policy_head = head(inputs, outputs, dtype, rngs)
         self.point_head = None if point_planes is None else head(point_planes, 1, dtype, rngs)
         scale, informed = config.value_head_scale, config.value_head_prior_rate > 0.0
@@ -89,7 +97,7 @@ class _Heads(nnx.Module):
         )
 
     def policy(self, x: Summary, legal: Array | None = None) -> Policy:
-        parameters = self.policy_head(x.features)
+        parameters = self.policy_head(self._within("policy", x.features))
         if self.point_head is not None:
             assert x.points is not None
             local = self.point_head(x.points)[..., 0]
@@ -110,15 +118,21 @@ class _Heads(nnx.Module):
         return DiagonalNormal(loc, log_scale, self.config.squash_actions)
 
     def value(self, features: Array) -> Array:
-        return self.value_head(features)
+        return self.value_head(self._within("value", features))
 
     def reward(self, features: Array) -> Array:
         assert self.reward_head is not None
-        return self.reward_head(features)
+        return self.reward_head(self._within("reward", features))
+
+    def _within(self, name: str, features: Array) -> Array:
+        """What a head's output layer reads."""
+        return jax.nn.relu(self.hidden[name](features)) if name in self.hidden else features
 
     def expect(self, frequencies: Frequencies, rate: Array) -> None:
+        """Root heads, which have no rewards, speak of a state; the model's of what follows it."""
+        root = self.reward_head is None
         for informed, targets in (
-            (self.value_head, frequencies.value),
+            (self.value_head, frequencies.value if root else frequencies.next_value),
             (self.reward_head, frequencies.reward),
         ):
             if isinstance(informed, InformedHead):
@@ -158,8 +172,10 @@ class _AgentNetwork(nnx.Module):
         points = self.dynamics.point_planes if planes else None
         make_heads = partial(_Heads, spec=spec, config=config, point_planes=points, rngs=rngs)
         root_size = self.dynamics.out_size if planes else features[-1]
-        self.root_heads = make_heads(root_size, rewards=False)
-        self.model_heads = make_heads(self.dynamics.out_size, rewards=True)
+        self.root_heads = make_heads(root_size, rewards=False, hidden=0)
+        # MuZero's dynamics ends with a hidden layer that its heads share.
+        hidden = 0 if planes else config.head_units
+        self.model_heads = make_heads(self.dynamics.out_size, rewards=True, hidden=hidden)
 
     def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
         steps, batch = inputs.first.shape
