@@ -41,6 +41,8 @@ def small(env="catch", **changes) -> Config:
             # Told that all is 0, heads would begin with gradients that are mostly rounding.
             value_head_prior_rate=0.0,
         ),
+        # So that v̂ of the root matters.
+        agent=replace(base.agent, baseline="value"),
         batch=replace(base.batch, batch_sequences=16, sequence_length=6),
         model=replace(base.model, unroll_steps=3),
     )
@@ -229,6 +231,30 @@ def test_one_deviation_normalises_every_advantage(catch_run):
     np.testing.assert_allclose(
         theirs.advantage[:, :-1], np.asarray(targets.returns) - value[:, :-1], atol=1e-5
     )
+
+
+def test_the_baseline_may_be_the_models_value_but_vtrace_is_made_of_the_roots(catch_run):
+    def estimates_of(baseline, estimator):
+        config = catch_run.parts.config
+        agent = replace(config.agent, baseline=baseline, return_estimator=estimator)
+        parts = catch_run.parts._replace(config=replace(config, agent=agent))
+        return targets_of(catch_run._replace(parts=parts))[2].targets
+
+    for estimator in ("retrace", "vtrace"):
+        ours, theirs = (estimates_of(baseline, estimator) for baseline in ("expected_q", "value"))
+        # G and v* are those of the estimator, whatever the baseline.
+        np.testing.assert_array_equal(ours.returns, theirs.returns)
+        np.testing.assert_array_equal(ours.values, theirs.values)
+        # Σ π_prior q̂ less itself: over the candidates, advantages then have a mean of 0.
+        candidates = ours.policy.candidates
+        means = np.sum(candidates.weights * candidates.advantages, -1)
+        np.testing.assert_allclose(means, 0.0, atol=1e-5)
+        apart = np.asarray(ours.baseline - theirs.baseline)
+        assert np.abs(apart).max() > 1e-3
+        np.testing.assert_allclose(
+            theirs.policy.advantage[:, :-1] - ours.policy.advantage[:, :-1], apart[:, :-1],
+            atol=1e-5,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("centred", [False, True])

@@ -38,9 +38,9 @@ CASES = {
         VECTOR,
         replace(SMALL, torso="mlp", torso_channels=(9,), last_action_and_reward=False),
     ),
-    "mlp-hidden-heads": (
+    "mlp-plain-heads": (
         VECTOR,
-        replace(SMALL, torso="mlp", torso_channels=(), core="none", head_units=6),
+        replace(SMALL, torso="mlp", torso_channels=(), core="none", hidden_heads=False),
     ),
     "mlp-continuous": (CONTINUOUS, replace(SMALL, torso="mlp", torso_channels=(9,))),
     "conv_small": (BOARD, replace(SMALL, torso="conv_small", torso_channels=(6, 6))),
@@ -464,14 +464,14 @@ def test_value_and_reward_heads_start_at_the_configured_scale_and_the_policy_nea
         config = dataclasses.replace(base, value_head_scale=scale)
         params = make_network(spec, config).init(jax.random.key(0))
         for heads, inputs in (("root_heads", 256), ("model_heads", config.model_units)):
-            kernels = {name: part["kernel"] for name, part in params[heads].items()}
+            kernels = {n: p["kernel"] for n, p in params[heads].items() if n.endswith("_head")}
             for name, kernel in kernels.items():
                 wanted = 0.01 if name == "policy_head" else scale
                 np.testing.assert_allclose(np.std(kernel), wanted / np.sqrt(inputs), rtol=0.05)
 
 
 def test_each_head_of_the_model_has_a_hidden_layer_of_its_own():
-    network = make_network(*CASES["mlp-hidden-heads"])
+    network = make_network(*CASES["mlp-feedforward"])
     params = spread_out(jax.jit(network.init)(jax.random.key(0)))
     assert not params["root_heads"].get("hidden")
 
@@ -638,7 +638,7 @@ def test_scaled_planes_have_the_gradient_of_their_formula():
 
 def test_what_lies_at_a_point_adds_to_its_logit_and_to_no_other():
     spec, config = CASES["muzero-points"]
-    heads = _Heads(14, spec, config, False, 0, config.head_planes, nnx.Rngs(0))
+    heads = _Heads(14, spec, config, False, False, config.head_planes, nnx.Rngs(0))
     features, points = jax.random.normal(jax.random.key(1), (2, 14)), jnp.zeros((2, 25, 4))
     logits = lambda points: np.asarray(heads.policy(Summary(features, points)).log_probs())
     odds = lambda x: x - x[:, -1:]  # against a pass, which is no point

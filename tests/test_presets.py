@@ -42,10 +42,12 @@ SHARED = {
     "network.model": "lstm",
     "network.model_units": 1024,
 }
+# Named in docs/deviations.md: until the first reward there is nothing to normalise.
+ATARI = SHARED | {"agent.moment_epsilon": 1e-4}
 TABLES = {
-    "atari": SHARED | {"total_env_steps": 50_000_000, "env.frame_stack": 1},
-    "atari_stacked": SHARED | {"env.frame_stack": 4},
-    "atari_large": SHARED
+    "atari": ATARI | {"total_env_steps": 50_000_000, "env.frame_stack": 1},
+    "atari_stacked": ATARI | {"env.frame_stack": 4},
+    "atari_large": ATARI
     | {
         "network.torso": "muzero",
         "network.model": "muzero",

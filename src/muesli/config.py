@@ -152,9 +152,9 @@ class NetworkConfig:
     """The model's dynamics."""
     model_units: int = 1024
     """Units of the dynamics LSTM, or of the last layer before the heads of the muzero dynamics."""
-    head_units: int = 0
-    """Hidden units of each head of the lstm model, between the LSTM and the head's output layer; 0:
-    the output layers read the LSTM itself."""
+    hidden_heads: bool = True
+    """Whether each head of the lstm model has a hidden layer of its own, as wide as the LSTM,
+    before its output layer."""
     blocks: int = 16
     """Residual blocks of the muzero torso, and of the muzero dynamics."""
     model_blocks: int | None = None

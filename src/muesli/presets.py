@@ -35,12 +35,14 @@ def _for_pictures(network: NetworkConfig) -> NetworkConfig:
 
 
 def atari() -> Config:
-    """The paper's shared table with the IMPALA network: 200M frames; its ring takes 154 GiB."""
+    """The paper's shared table with the IMPALA network: 200M frames; its ring takes 155 GiB."""
     return Config(
         total_env_steps=50_000_000,
         env=EnvConfig(name="atari:ms_pacman", num_envs=720, processes=32),
         actors=ActorConfig(groups=2),
         network=_for_pictures(NetworkConfig(compute_dtype="bfloat16")),
+        # Until the first reward, G − v̂ is mere rounding, and advantages would be made of that.
+        agent=AgentConfig(baseline="expected_q", moment_epsilon=1e-4),
         log=LogConfig(
             log_every_steps=100_000,
             eval_every_steps=0,
@@ -122,6 +124,13 @@ def go() -> Config:
         update=UpdateConfig(beta_loo=False),
         optimiser=OptimiserConfig(learning_rate=2e-4),
         batch=BatchConfig(batch_sequences=192, online_sequences=192, sequence_length=49),
+        log=LogConfig(
+            log_every_steps=1_000_000,
+            eval_every_steps=50_000_000,
+            eval_episodes=192,
+            checkpoint_every_steps=50_000_000,
+            keep_every=1,
+        ),
     )
 
 
@@ -193,7 +202,7 @@ def _small() -> Config:
             reward_bins=81,
             reward_max=40.0,
         ),
-        agent=AgentConfig(discount=0.99, retrace_samples=None),
+        agent=AgentConfig(discount=0.99, retrace_samples=None, baseline="expected_q"),
         update=UpdateConfig(kl_samples=None),
         optimiser=OptimiserConfig(learning_rate=2e-3),
         batch=BatchConfig(
@@ -344,8 +353,8 @@ def go_7x7() -> Config:
 
 
 def go_h200() -> Config:
-    """9×9 Go for half an hour of one H200: the paper's method, a third of its planes, and batches
-    of 4,096 moves. docs/go.md works out its numbers.
+    """9×9 Go for half an hour of one H200: the paper's method, a quarter of its planes, and
+    batches of 4,096 moves. docs/go.md works out its numbers.
     """
     base = go()
     return replace(

@@ -133,18 +133,19 @@ def estimate(
         network, config, spec, state.prior, prior.embedding, taken, actions, online.policy, keys
     )
 
-    # v̂_prior, the baseline.
-    value = decode(prior.value_logits, supports(config)[1])
+    # v̂_prior, and the baseline.
+    root_value = decode(prior.value_logits, supports(config)[1])
+    value = root_value
     if config.agent.baseline == "expected_q":
         value = jnp.sum(weights * q.candidates, axis=-1)
 
-    # G and v*, bootstrapping from q̂_prior.
+    # G and v*, bootstrapping from q̂_prior (V-trace: from v̂_prior).
     log_pi = online.policy.log_prob(taken)
     log_behaviour = behaviour.log_prob(taken)
     rewards = records.reward[:, :-1]
     discounts = config.agent.discount * records.discount[:, :-1]
     ratio = importance_ratio(log_pi, log_behaviour)[:, :-1]
-    returns = _estimate_returns(config, q, value, rewards, discounts, ratio, records.step_type)
+    returns = _estimate_returns(config, q, root_value, rewards, discounts, ratio, records.step_type)
     policy_returns = q.taken[:, :-1] if config.agent.return_estimator == "q" else returns.returns
 
     inputs = PolicyInputs(

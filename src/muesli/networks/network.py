@@ -60,8 +60,8 @@ class Network(NamedTuple):
 
 
 class _Heads(nnx.Module):
-    """Policy, value and (for the model) reward predictions from the summary of a state, each
-    through a hidden layer of its own if ``hidden`` has units for one.
+    """Policy, value and (for the model) reward predictions from the summary of a state; with
+    ``hidden``, each through a hidden layer of its own, as wide as the summary.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class _Heads(nnx.Module):
         spec: EnvSpec,
         config: NetworkConfig,
         rewards: bool,
-        hidden: int,
+        hidden: bool,
         point_planes: int | None,
         rngs: nnx.Rngs,
     ):
@@ -79,9 +79,8 @@ class _Heads(nnx.Module):
         outputs = spec.num_actions if spec.num_actions is not None else 2 * spec.action_size
         names = ("policy", "value", "reward") if rewards else ("policy", "value")
         self.hidden = nnx.Dict(
-            {name: linear(inputs, hidden, dtype, rngs) for name in names if hidden}
+            {name: linear(inputs, inputs, dtype, rngs) for name in names if hidden}
         )
-        inputs = hidden or inputs
         self.policy_head = head(inputs, outputs, dtype, rngs)
         self.point_head = None if point_planes is None else head(point_planes, 1, dtype, rngs)
         scale, informed = config.value_head_scale, config.value_head_prior_rate > 0.0
@@ -172,9 +171,9 @@ class _AgentNetwork(nnx.Module):
         points = self.dynamics.point_planes if planes else None
         make_heads = partial(_Heads, spec=spec, config=config, point_planes=points, rngs=rngs)
         root_size = self.dynamics.out_size if planes else features[-1]
-        self.root_heads = make_heads(root_size, rewards=False, hidden=0)
+        self.root_heads = make_heads(root_size, rewards=False, hidden=False)
         # MuZero's dynamics ends with a hidden layer that its heads share.
-        hidden = 0 if planes else config.head_units
+        hidden = config.hidden_heads and not planes
         self.model_heads = make_heads(self.dynamics.out_size, rewards=True, hidden=hidden)
 
     def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
