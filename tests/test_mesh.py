@@ -16,10 +16,11 @@ from muesli.agent import Acting
 from muesli.config import ConfigError
 from muesli.runners.engines import AnakinEngine, SebulbaEngine
 from muesli.runners.learner import make_learn
+from muesli.runners.loading import load_agent_state
 from muesli.runners.mesh import check_divisible, choose_devices, deal, make_topology
 from muesli.runners.parts import build
 from muesli.runners.publishing import Courier, Packing, Published
-from muesli.runners.train import load_agent_state, resume, train
+from muesli.runners.train import resume, train
 from muesli.types import ActorState, Trajectory, Transition
 
 

@@ -30,8 +30,9 @@ from muesli.report import read_study
 from muesli.report.live import make_server
 from muesli.report.page import render
 from muesli.runners.device import look_at_device
+from muesli.runners.loading import load_agent_state
 from muesli.runners.parts import build
-from muesli.runners.train import load_agent_state, train
+from muesli.runners.train import train
 from muesli.suites import SUITES, Claim, Row, Scale, Selection, Suite, expand
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_update.py"

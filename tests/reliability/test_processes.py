@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from muesli.runners.loading import load_agent_state
 from muesli.runners.parts import build
 from muesli.runners.rundir import read_config
-from muesli.runners.train import load_agent_state
 
 from .conftest import RUNNERS, TINY, checkpoints, timeless, until
 

@@ -29,7 +29,7 @@ def eval_command(argv: Sequence[str]) -> int:
     if args.episodes < 1:
         raise UsageError(f"--episodes: must be at least 1, got {args.episodes}")
 
-    from muesli.runners.train import summarise
+    from muesli.runners.evaluate import summarise
 
     player = _load(args.run_dir, args.best, search_options(args))
     result = summarise(*player.evaluate(args.episodes, act_with(args), args.greedy, args.seed))

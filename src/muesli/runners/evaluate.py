@@ -92,6 +92,19 @@ def make_evaluate(
     return evaluate
 
 
+def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
+    """The numbers of one evaluation, as ``muesli eval --json`` prints them."""
+    returns = np.asarray(returns, np.float64)
+    error = float(returns.std(ddof=1) / np.sqrt(len(returns))) if len(returns) > 1 else 0.0
+    return {
+        "episodes": len(returns),
+        "return_mean": float(returns.mean()),
+        "return_stderr": error,
+        "length_mean": float(np.mean(lengths)),
+        "finished_share": float(np.mean(finished)),
+    }
+
+
 def random_act(spec: EnvSpec) -> Callable[..., Any]:
     """An acting function that ignores the agent and plays uniformly among the legal actions."""
 

@@ -20,9 +20,9 @@ from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
 from muesli.runners.export import exported_config
 from muesli.runners.host import Memory, evaluate_on_host, initial_memory, remember
+from muesli.runners.loading import load_agent_state
 from muesli.runners.parts import Parts, build, for_processor
 from muesli.runners.rundir import read_config
-from muesli.runners.train import load_agent_state
 from muesli.types import Array, PRNGKey, TimeStep
 
 # Continuous actions that are thought about: drawn from the policy.

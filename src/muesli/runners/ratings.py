@@ -14,11 +14,11 @@ from muesli.agent import make_act
 from muesli.checkpoint import read_manifest
 from muesli.config import ConfigError
 from muesli.envs.base import JaxEnv
+from muesli.runners.loading import load_agent_state
 from muesli.runners.parts import build
 from muesli.runners.player import for_playing
 from muesli.runners.rundir import read_config
 from muesli.runners.saving import kept_checkpoints
-from muesli.runners.train import load_agent_state
 from muesli.runners.versus import Contestant, fit_elo, make_versus, round_robin
 
 

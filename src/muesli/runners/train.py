@@ -21,15 +21,15 @@ from muesli.envs import ENVS, EnvError
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, Stop, make_engine
-from muesli.runners.evaluate import Evaluation, make_evaluate
-from muesli.runners.export import exported_agent
+from muesli.runners.evaluate import Evaluation, make_evaluate, summarise
 from muesli.runners.faults import ActorError, NotFiniteError, TrainingError, dump
 from muesli.runners.host import evaluate_on_host
+from muesli.runners.loading import load_agent_state
 from muesli.runners.mesh import Topology
 from muesli.runners.numbers import Numbers, families, varying, with_numbers
 from muesli.runners.parts import Parts, build
 from muesli.runners.rundir import RunDirectory, read_config
-from muesli.runners.saving import Saver, kept_checkpoints, load_kept
+from muesli.runners.saving import Saver
 from muesli.runners.signals import Signals
 from muesli.types import AgentState, PRNGKey
 
@@ -459,39 +459,3 @@ def _evaluator(
             keys.eval_key(run_key, number),
         )
     )
-
-
-def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
-    """The numbers of one evaluation, as ``muesli eval --json`` prints them."""
-    returns = np.asarray(returns, np.float64)
-    error = float(returns.std(ddof=1) / np.sqrt(len(returns))) if len(returns) > 1 else 0.0
-    return {
-        "episodes": len(returns),
-        "return_mean": float(returns.mean()),
-        "return_stderr": error,
-        "length_mean": float(np.mean(lengths)),
-        "finished_share": float(np.mean(finished)),
-    }
-
-
-def load_agent_state(
-    run_dir: Path, parts: Parts, best: bool = False, name: str | None = None
-) -> AgentState:
-    """The AgentState of a run: of its newest good checkpoint, of its best evaluation, or of the
-    checkpoint ``name``. Of a run of which only those kept for good are there, the newest of them.
-    Or of a file that ``muesli export`` wrote.
-    """
-    agent = jax.eval_shape(parts.agent.init, jax.random.key(0))
-    if run_dir.is_file():
-        return exported_agent(run_dir, agent)
-    folder = run_dir / "checkpoints"
-    kept = kept_checkpoints(run_dir)
-    if name is None and not best and kept and not checkpoint.newest_first(folder):
-        name = kept[-1]
-    if name is not None and name.startswith("kept-"):
-        return load_kept(folder / name, agent)
-    if name is not None and name.startswith("step-"):
-        return checkpoint.load(folder / name, agent, ".agent").tree
-    within, prefix = ("", "best") if best or name == "best" else (".agent", "step")
-    state, _, _ = checkpoint.load_newest(folder, agent, lambda line: None, within, prefix)
-    return state
