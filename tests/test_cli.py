@@ -222,6 +222,28 @@ def test_init_from_starts_with_another_runs_parameters(finished_run, tmp_path):
             np.testing.assert_allclose(parameter, second[path], atol=1e-6)
 
 
+def test_only_checkpoints_that_are_there_can_be_chosen(finished_run, tmp_path, capsys):
+    import shutil
+
+    import muesli
+    from muesli.config import ConfigError
+
+    names = {path.name for path in (finished_run / "checkpoints").glob("*-*")}
+    (best,) = (name for name in names if name.startswith("best-"))
+    steps = {name: int(muesli.load(finished_run, checkpoint=name).state.step) for name in names}
+    assert steps == {name: int(name.partition("-")[2]) for name in names} and len(steps) > 1
+    for chosen in ({"checkpoint": "best"}, {"best": True}):
+        assert int(muesli.load(finished_run, **chosen).state.step) == steps[best]
+    for name in ("nope", "best-", "best-99999", "step-99999", "kept-1", "ring", f"../{best}"):
+        with pytest.raises(ConfigError, match="checkpoint: .* has no ") as refused:
+            muesli.load(finished_run, checkpoint=name)
+        assert f"'{name}'; it has best, {best}, step-" in str(refused.value)
+        assert all(there in str(refused.value) for there in names)
+    shutil.copy(finished_run / "config.json", tmp_path)
+    assert main(["eval", str(tmp_path), "--best"]) == 2
+    assert "has no 'best'; it has none\n" in capsys.readouterr().err
+
+
 def test_an_exported_agent_plays_and_starts_another_run(finished_run, tmp_path, capsys):
     import jax
     import numpy as np
@@ -235,6 +257,8 @@ def test_an_exported_agent_plays_and_starts_another_run(finished_run, tmp_path, 
         assert main(["eval", str(source), "--episodes", "6", "--json"]) == 0
         played.append(capsys.readouterr().out.splitlines()[-1])
     assert played[0] == played[1]
+    assert main(["eval", str(file), "--best"]) == 2
+    assert "is an exported agent, of which no 'best' can be" in capsys.readouterr().err
     ours, theirs = muesli.load(file).state, muesli.load(finished_run).state
     assert ours.optimiser is None
     for a, b in zip(jax.tree.leaves(ours.prior), jax.tree.leaves(theirs.prior), strict=True):

@@ -17,6 +17,7 @@ from muesli.runners.saving import kept_checkpoints
 from muesli.runners.train import train
 
 FAKE = Path(__file__).with_name("fake_engine.py")
+RUN = "the run itself"
 
 
 def test_a_run_keeps_light_checkpoints_that_play_and_train_on_alone(go_run, tmp_path):
@@ -144,9 +145,26 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
         (["--opponent", "nosuchprogram"], "opponent: there is no program"),
         (["--opponent", "true", "--games", "0"], "--games: must be positive"),
         (["--opponent", "true", "--checkpoint", "kept-99"], "kept-99"),
+        (["--opponent", "true", "--checkpoint", "nope"], "'nope'; it has step-2, step-1, kept-2"),
+        (["--opponent", "true", "--checkpoint", "best"], "has no 'best'; it has step-2"),
+        (["--opponent-run", RUN, "--opponent-checkpoint", "zzz"], "has no 'zzz'; it has step-2"),
     ],
 )
 def test_bad_input_is_one_line(go_run, arguments, complaint, capsys):
+    arguments = [str(go_run) if word is RUN else word for word in arguments]
     assert main(["match", str(go_run), *arguments]) == 2
+    refused(capsys, complaint)
+
+
+def refused(capsys, complaint):
     error = capsys.readouterr().err
     assert complaint in error and error.count("\n") == 1
+
+
+def test_an_exported_agent_is_of_no_checkpoint(go_run, tmp_path, capsys):
+    assert main(["gtp", str(go_run), "--checkpoint", "step-3"]) == 2
+    refused(capsys, "checkpoint: ")
+    file = tmp_path / "agent.muesli"
+    assert main(["export", str(go_run), "-o", str(file)]) == 0
+    assert main(["gtp", str(file), "--checkpoint", "kept-1"]) == 2
+    refused(capsys, "is an exported agent, of which no 'kept-1' can be chosen")

@@ -44,7 +44,9 @@ def act_with(args: argparse.Namespace) -> str:
 
 def _agent_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--checkpoint", help="newest unless named: best, kept-<updates>, ...")
+    parser.add_argument(
+        "--checkpoint", help="newest unless named: best, step-<updates>, kept-<updates>"
+    )
     parser.add_argument("--act-with", choices=ACT_WITH, help="prior, or mcts with --search.*")
     parser.add_argument(
         "--sample-moves", type=int, default=6, help="own moves sampled before playing the likeliest"

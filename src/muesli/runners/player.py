@@ -161,4 +161,4 @@ def load(
     config = exported_config(path) if path.is_file() else read_config(path)
     config = replace(config, search=replace(config.search, **(search or {})))
     parts = build(for_playing(config))
-    return Player(parts, load_agent_state(path, parts, best, checkpoint))
+    return Player(parts, load_agent_state(path, parts, checkpoint or ("best" if best else None)))
