@@ -5,9 +5,10 @@ import sys
 import time
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "pass"
-moves = 0
+moves = games = 0
 for line in sys.stdin:
     command = line.split()[0] if line.split() else ""
+    games += command == "clear_board"
     if command == "genmove":
         moves += 1
         if MODE == "crash" and moves == 2:
@@ -23,8 +24,8 @@ for line in sys.stdin:
         print(f"= {answer}\n", flush=True)
     elif MODE == "rude":
         print("hello\n", flush=True)
-    elif MODE == "refuse" and command == "komi":
-        print("? no\n", flush=True)
+    elif command == "komi" and (MODE == "refuse" or (MODE == "tire" and games == 3)):
+        print("? no\nnever\n", flush=True)
     elif command == "final_score":
         print("= B+1\n", flush=True)
     else:

@@ -11,10 +11,14 @@ import pytest
 from muesli.cli.main import main
 from muesli.go.agent import Shadow, load_agent
 from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
+from muesli.runners.export import export_agent
+from muesli.runners.parts import build
 from muesli.runners.player import load
 from muesli.runners.rundir import read_config
 from muesli.runners.saving import kept_checkpoints
 from muesli.runners.train import train
+
+from .conftest import tiny_go
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 RUN = "the run itself"
@@ -148,6 +152,8 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
         (["--opponent", "true", "--checkpoint", "nope"], "'nope'; it has step-2, step-1, kept-2"),
         (["--opponent", "true", "--checkpoint", "best"], "has no 'best'; it has step-2"),
         (["--opponent-run", RUN, "--opponent-checkpoint", "zzz"], "has no 'zzz'; it has step-2"),
+        (["--opponent", "false"], "opponent: false cannot begin: it ended "),
+        (["--opponent", "cat", "--move-seconds", "0.5"], "gave 'boardsize 5' no answer in 0.5 s"),
     ],
 )
 def test_bad_input_is_one_line(go_run, arguments, complaint, capsys):
@@ -159,6 +165,16 @@ def test_bad_input_is_one_line(go_run, arguments, complaint, capsys):
 def refused(capsys, complaint):
     error = capsys.readouterr().err
     assert complaint in error and error.count("\n") == 1
+
+
+def test_an_opponent_of_another_board_is_refused(go_run, tmp_path, capsys):
+    import jax
+
+    parts = build(tiny_go(3))
+    export_agent(tmp_path / "small", parts.agent.init(jax.random.key(0)), parts.config)
+    assert main(["match", str(go_run), "--opponent-run", str(tmp_path / "small")]) == 2
+    refused(capsys, "opponent: small cannot begin: it plays on 3x3, not on 5x5")
+    assert not (go_run / "games").exists()
 
 
 def test_an_exported_agent_is_of_no_checkpoint(go_run, tmp_path, capsys):

@@ -136,6 +136,32 @@ def test_a_match_alternates_colours_restarts_crashed_engines_and_writes_games(tm
     assert "PB[crash]" in games[1].read_text() and "out of cheese" in games[1].read_text()
 
 
+@pytest.mark.parametrize(
+    ("mode", "complaint"),
+    [
+        ("refuse", "it answered 'komi 7.5' by 'no never'"),
+        ("rude", "it answered 'boardsize 5' by 'hello'"),
+    ],
+)
+def test_an_engine_that_cannot_begin_is_no_opponent(mode, complaint, tmp_path):
+    engine = fake(mode)
+    try:
+        with pytest.raises(ConfigError, match=f"opponent: {mode} cannot begin: {complaint}"):
+            play_match(Scripted(), engine, 2, 5, 7.5, tmp_path)
+    finally:
+        engine.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_fails_later_loses_that_game_alone():
+    engine = fake("tire")
+    try:
+        summary = play_match(Scripted("C3"), engine, 3, 5, 7.5)
+    finally:
+        engine.close()
+    assert [row["reason"] for row in summary["rows"]] == ["score", "refused", "score"]
+
+
 def test_wilson_by_hand():
     assert wilson(0, 0) == (0.0, 1.0)
     low, high = wilson(60, 100)

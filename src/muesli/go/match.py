@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from muesli.config import ConfigError
 from muesli.go.agent import GoAgent
 from muesli.go.process import EngineFailure, GtpProcess
 from muesli.go.rules import BLACK, WHITE, Game, IllegalMove, Move, from_vertex, result, to_vertex
@@ -36,7 +37,8 @@ class AgentSide:
 
     def start(self, game: Game) -> None:
         if game.size != self.agent.size:
-            raise EngineFailure("refused", f"{self.name} plays on {self.agent.size}x{game.size}")
+            sizes = [f"{size}x{size}" for size in (self.agent.size, game.size)]
+            raise EngineFailure("refused", f"plays on {sizes[0]}, not on {sizes[1]}")
 
     def choose(self, game: Game, colour: int) -> int:
         return self.agent.choose(game, colour)
@@ -163,7 +165,16 @@ def play_match(
     game_seconds: float = math.inf,
     progress: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Plays ``games`` games, ours Black in the first and every other one; what came of them."""
+    """Plays ``games`` games, ours Black in the first and every other one; what came of them.
+
+    Raises a ConfigError where a side cannot even begin: such games would all count as lost by it.
+    """
+    for whose, side in (("ours", ours), ("opponent", theirs)):
+        try:
+            side.start(Game(size, komi))
+        except EngineFailure as failure:
+            told = " ".join(str(failure).split())  # an engine may answer in several lines
+            raise ConfigError(f"{whose}: {side.name} cannot begin: it {told}") from failure
     rows, played = [], set()
     for number in range(games):
         game = Game(size, komi)
