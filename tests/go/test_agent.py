@@ -129,7 +129,9 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
     itself = ["--opponent-run", str(go_run), "--opponent-checkpoint", "kept-1"]
     limits = ["--games", "1", "--sgf", str(tmp_path), "--max-moves", "10"]
     assert main(["match", str(go_run), *itself, *limits]) == 0
-    assert "of 1 games" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "of 1 games" in out
+    assert "ours: name run prior, act_with prior" in out and "theirs: name run kept-1 prior" in out
 
     assert main(["elo", str(go_run), "--games", "4", "--json"]) == 0
     ratings = json.loads(capsys.readouterr().out.strip().split("\n")[-1])["ratings"]
@@ -142,6 +144,26 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
         assert (video.parent / name).stat().st_size > 0
 
 
+def test_each_side_of_a_match_plays_as_it_is_told(go_run, tmp_path, capsys):
+    """A search of ours meets the other run's bare policy, or whatever that one is told to do."""
+
+    def sides(*arguments):
+        limits = ["--games", "1", "--max-moves", "3", "--sgf", str(tmp_path), "--json"]
+        itself = ["match", str(go_run), "--opponent-run", str(go_run)]
+        assert main([*itself, *limits, *arguments]) == 0
+        summary = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
+        assert summary["act_with"] == summary["ours"]["act_with"]
+        return summary["ours"], summary["theirs"]
+
+    bare = {"name": "run prior", "act_with": "prior", "sample_moves": 6}
+    search = {"algorithm": "muzero", "simulations": 2, "max_depth": None, "model": "learnt"}
+    searching = {**bare, "name": "run mcts", "act_with": "mcts", **search}
+    assert sides("--search.simulations", "2") == (searching, bare)
+    assert sides("--opponent-search.simulations", "2") == (bare, searching)
+    _, theirs = sides("--opponent-act-with", "cmpo", "--opponent-checkpoint", "kept-1")
+    assert theirs == {**bare, "name": "run kept-1 cmpo", "act_with": "cmpo"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -152,6 +174,8 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
         (["--opponent", "true", "--checkpoint", "nope"], "'nope'; it has step-2, step-1, kept-2"),
         (["--opponent", "true", "--checkpoint", "best"], "has no 'best'; it has step-2"),
         (["--opponent-run", RUN, "--opponent-checkpoint", "zzz"], "has no 'zzz'; it has step-2"),
+        (["--opponent", "true", "--opponent-search.simulations", "2"], "only an --opponent-run"),
+        (["--opponent", "true", "--opponent-checkpoint", "kept-1"], "only an --opponent-run"),
         (["--opponent", "false"], "opponent: false cannot begin: it ended "),
         (["--opponent", "cat", "--move-seconds", "0.5"], "gave 'boardsize 5' no answer in 0.5 s"),
     ],
@@ -173,7 +197,7 @@ def test_an_opponent_of_another_board_is_refused(go_run, tmp_path, capsys):
     parts = build(tiny_go(3))
     export_agent(tmp_path / "small", parts.agent.init(jax.random.key(0)), parts.config)
     assert main(["match", str(go_run), "--opponent-run", str(tmp_path / "small")]) == 2
-    refused(capsys, "opponent: small cannot begin: it plays on 3x3, not on 5x5")
+    refused(capsys, "opponent: small prior cannot begin: it plays on 3x3, not on 5x5")
     assert not (go_run / "games").exists()
 
 

@@ -8,60 +8,88 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muesli.cli.main import UsageError
+
+if TYPE_CHECKING:
+    from muesli.go.agent import GoAgent
+    from muesli.go.match import AgentSide, EngineSide
 
 ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "mcts")
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
+_SEARCH = ("simulations", "max_depth", "algorithm", "model")
+# What the options that describe the other run of a match begin with.
+_OPPONENT = "opponent-"
+
+
+def add_search_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
     """``--search.simulations N`` and its like; a number of simulations acts with mcts."""
-    group = parser.add_argument_group("search (--act-with mcts)")
-    group.add_argument("--search.simulations", dest="simulations", type=int, metavar="N")
-    group.add_argument("--search.max-depth", dest="max_depth", type=int, metavar="N")
-    group.add_argument("--search.algorithm", dest="algorithm", choices=("muzero", "gumbel"))
-    group.add_argument(
-        "--search.model",
-        dest="model",
+    group = parser.add_argument_group(f"search (--{whose}act-with mcts)")
+
+    def add(name: str, **about: Any) -> None:
+        dest = f"{whose}{name}".replace("-", "_")
+        group.add_argument(f"--{whose}search.{name}", dest=dest, **about)
+
+    add("simulations", type=int, metavar="N")
+    add("max-depth", type=int, metavar="N")
+    add("algorithm", choices=("muzero", "gumbel"))
+    add(
+        "model",
         choices=("learnt", "rules"),
         help="look ahead with the agent's model, or in games of two players with their rules",
     )
 
 
-def search_options(args: argparse.Namespace) -> dict[str, Any]:
+def search_options(args: argparse.Namespace, whose: str = "") -> dict[str, Any]:
     """The fields of ``search`` that were given."""
-    given = {
-        name: getattr(args, name) for name in ("simulations", "max_depth", "algorithm", "model")
-    }
+    given = {name: _option(args, name, whose) for name in _SEARCH}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def act_with(args: argparse.Namespace) -> str:
+def act_with(args: argparse.Namespace, whose: str = "") -> str:
     """How to act: as asked, or by search where one was described, or by the prior policy."""
-    return args.act_with or ("mcts" if search_options(args) else "prior")
+    searched = "mcts" if search_options(args, whose) else "prior"
+    return _option(args, "act_with", whose) or searched
+
+
+def _option(args: argparse.Namespace, name: str, whose: str) -> Any:
+    return getattr(args, f"{whose}{name}".replace("-", "_"))
 
 
 def _agent_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument(
-        "--checkpoint", help="newest unless named: best, step-<updates>, kept-<updates>"
-    )
-    parser.add_argument("--act-with", choices=ACT_WITH, help="prior, or mcts with --search.*")
+    _playing_options(parser)
     parser.add_argument(
         "--sample-moves", type=int, default=6, help="own moves sampled before playing the likeliest"
     )
     parser.add_argument("--seed", type=int, default=0)
-    add_search_options(parser)
 
 
-def _load(run_dir: Path, args: argparse.Namespace, checkpoint: str | None, seed: int) -> Any:
+def _playing_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
+    parser.add_argument(
+        f"--{whose}checkpoint", help="newest unless named: best, step-<updates>, kept-<updates>"
+    )
+    parser.add_argument(
+        f"--{whose}act-with", choices=ACT_WITH, help=f"prior, or mcts with --{whose}search.*"
+    )
+    add_search_options(parser, whose)
+
+
+def _load(args: argparse.Namespace, whose: str = "") -> GoAgent:
     from muesli.checkpoint import CheckpointError
     from muesli.go.agent import load_agent
 
     try:
         return load_agent(
-            run_dir, checkpoint, act_with(args), search_options(args), args.sample_moves, seed
+            _option(args, "run_dir", whose),
+            _option(args, "checkpoint", whose),
+            act_with(args, whose),
+            search_options(args, whose),
+            args.sample_moves,
+            # Two sides that draw the same numbers would think alike.
+            args.seed + (whose == _OPPONENT),
         )
     except CheckpointError as error:
         raise UsageError(str(error)) from error
@@ -77,7 +105,7 @@ def gtp_command(argv: Sequence[str]) -> int:
     from muesli.go.gtp import Engine, serve
     from muesli.go.pictures import describe
 
-    agent = _load(args.run_dir, args, args.checkpoint, args.seed)
+    agent = _load(args)
     engine = Engine(
         agent.choose,
         agent.size,
@@ -91,51 +119,19 @@ def gtp_command(argv: Sequence[str]) -> int:
 
 def match_command(argv: Sequence[str]) -> int:
     """``muesli match RUN_DIR --opponent COMMAND [--games N] [--sgf DIR] [--json]``."""
-    parser = argparse.ArgumentParser(
-        prog="muesli match",
-        allow_abbrev=False,
-        description="Plays Go against a GTP engine, or against another run of ours.",
-    )
-    _agent_options(parser)
-    parser.add_argument(
-        "--opponent", help="a GTP command line, or gnugo:LEVEL, gnugo (level 10), pachi"
-    )
-    parser.add_argument("--opponent-run", type=Path, help="a run directory to play against")
-    parser.add_argument("--opponent-checkpoint", help="its checkpoint; newest unless named")
-    parser.add_argument("--games", type=int, default=10)
-    parser.add_argument("--komi", type=float, help="the run's own unless given")
-    parser.add_argument("--max-moves", type=int, help="3 size² unless given; then the board counts")
-    parser.add_argument("--move-seconds", type=float, default=60.0, help="for the engine")
-    parser.add_argument("--game-seconds", type=float, default=math.inf, help="for either side")
-    parser.add_argument("--sgf", type=Path, help="where games go; RUN_DIR/games unless given")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    args = parser.parse_args(list(argv))
-    if (args.opponent is None) == (args.opponent_run is None):
-        raise UsageError("--opponent or --opponent-run: exactly one of them is needed")
-    for name in ("games", "move_seconds", "game_seconds", "max_moves"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"--{name.replace('_', '-')}: must be positive, got {value}")
+    args = _match_arguments(argv)
 
-    from muesli.go.match import AgentSide, EngineSide, Side, play_match
-    from muesli.go.process import opponent_command
+    from muesli.go.match import AgentSide, play_match
 
-    theirs: Side
-    if args.opponent is not None:
-        command = opponent_command(args.opponent)
-        theirs = EngineSide(command, args.opponent, args.move_seconds)
-    else:
-        other = _load(args.opponent_run, args, args.opponent_checkpoint, args.seed + 1)
-        theirs = AgentSide(other, _name(args.opponent_run, args.opponent_checkpoint))
-    agent = _load(args.run_dir, args, args.checkpoint, args.seed)
-    how = act_with(args)
-    ours = AgentSide(agent, _name(args.run_dir, args.checkpoint, how))
-
-    def show(number: int, row: dict[str, Any]) -> None:
-        points = {1.0: "won", 0.0: "lost", 0.5: "drew"}[row["points"]]
-        line = f"game {row['game']}: {points} as {row['colour']}, {row['result']}"
-        print(f"{line}, {row['moves']} moves, {row['reason']} {row['detail']}".rstrip(), flush=True)
-
+    theirs = _opponent(args)
+    agent = _load(args)
+    ours = AgentSide(agent, _name(args))
+    players = {
+        whose: {"name": side.name, **side.settings}
+        for whose, side in (("ours", ours), ("theirs", theirs))
+    }
+    for whose, about in players.items():
+        print(f"{whose}: " + ", ".join(f"{name} {value}" for name, value in about.items()))
     try:
         summary = play_match(
             ours,
@@ -146,11 +142,11 @@ def match_command(argv: Sequence[str]) -> int:
             args.sgf or args.run_dir / "games",
             args.max_moves,
             args.game_seconds,
-            show,
+            _show,
         )
     finally:
         theirs.close()
-    summary |= {"opponent": theirs.name, "act_with": how, **search_options(args)}
+    summary |= {"opponent": theirs.name, "act_with": act_with(args), **players}
     if args.json:
         print(json.dumps(summary))
     else:
@@ -161,8 +157,66 @@ def match_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _name(run_dir: Path, *details: str | None) -> str:
-    return " ".join([run_dir.resolve().name, *(d for d in details if d)])
+def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="muesli match",
+        allow_abbrev=False,
+        description="Plays Go against a GTP engine, or against another run of ours.",
+    )
+    _agent_options(parser)
+    parser.add_argument(
+        "--opponent", help="a GTP command line, or gnugo:LEVEL, gnugo (level 10), pachi"
+    )
+    parser.add_argument(
+        "--opponent-run",
+        dest="opponent_run_dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="a run to play against; it acts by its bare policy unless told otherwise",
+    )
+    _playing_options(parser, _OPPONENT)
+    parser.add_argument("--games", type=int, default=10)
+    parser.add_argument("--komi", type=float, help="the run's own unless given")
+    parser.add_argument("--max-moves", type=int, help="3 size² unless given; then the board counts")
+    parser.add_argument("--move-seconds", type=float, default=60.0, help="for the engine")
+    parser.add_argument("--game-seconds", type=float, default=math.inf, help="for either side")
+    parser.add_argument("--sgf", type=Path, help="where games go; RUN_DIR/games unless given")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args(list(argv))
+    if (args.opponent is None) == (args.opponent_run_dir is None):
+        raise UsageError("--opponent or --opponent-run: exactly one of them is needed")
+    described = [_option(args, name, _OPPONENT) for name in ("checkpoint", "act_with", *_SEARCH)]
+    if args.opponent is not None and any(value is not None for value in described):
+        raise UsageError(
+            "--opponent-checkpoint, --opponent-act-with, --opponent-search.*: only an "
+            "--opponent-run has them; an engine plays as its command says"
+        )
+    for name in ("games", "move_seconds", "game_seconds", "max_moves"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')}: must be positive, got {value}")
+    return args
+
+
+def _opponent(args: argparse.Namespace) -> AgentSide | EngineSide:
+    from muesli.go.match import AgentSide, EngineSide
+    from muesli.go.process import opponent_command
+
+    if args.opponent is not None:
+        return EngineSide(opponent_command(args.opponent), args.opponent, args.move_seconds)
+    return AgentSide(_load(args, _OPPONENT), _name(args, _OPPONENT))
+
+
+def _name(args: argparse.Namespace, whose: str = "") -> str:
+    run = _option(args, "run_dir", whose).resolve().name
+    details = (_option(args, "checkpoint", whose), act_with(args, whose))
+    return " ".join([run, *(word for word in details if word)])
+
+
+def _show(number: int, row: dict[str, Any]) -> None:
+    points = {1.0: "won", 0.0: "lost", 0.5: "drew"}[row["points"]]
+    line = f"game {row['game']}: {points} as {row['colour']}, {row['result']}"
+    print(f"{line}, {row['moves']} moves, {row['reason']} {row['detail']}".rstrip(), flush=True)
 
 
 def elo_command(argv: Sequence[str]) -> int:

@@ -37,7 +37,8 @@ class GoAgent:
             raise ConfigError(f"env.name: this run plays {player.config.env.name}, not Go")
         if player.config.network.core != "none":
             raise ConfigError("network.core: at the board the agent must be without memory (none)")
-        self.player, self.size, self.sample_moves = player, size, sample_moves
+        self.player, self.size = player, size
+        self.act_with, self.sample_moves = act_with, sample_moves
         self.komi = player.config.env.go.komi
         self._key, self._asked = jax.random.key(seed), 0
         self._acting = player.acting(act_with)
@@ -45,6 +46,16 @@ class GoAgent:
         self._shadow = Shadow(player.env, size) if by_rules else None
         self._choose = self._chooser(act_with)
         self._choose_over = self._chooser("prior")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How it finds its moves; of a search, how it searches."""
+        how = {"act_with": self.act_with, "sample_moves": self.sample_moves}
+        if self.act_with != "mcts":
+            return how
+        search = self.player.config.search
+        names = ("algorithm", "simulations", "max_depth", "model")
+        return how | {name: getattr(search, name) for name in names}
 
     def _chooser(self, act_with: str) -> Callable[..., tuple[Any, ...]]:
         parts, config = self.player.parts, self.player.config

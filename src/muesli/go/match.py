@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class AgentSide:
 
     def __init__(self, agent: GoAgent, name: str):
         self.agent, self.name = agent, name
+        self.settings = agent.settings
 
     def start(self, game: Game) -> None:
         if game.size != self.agent.size:
@@ -55,6 +57,7 @@ class EngineSide:
 
     def __init__(self, command: Sequence[str], name: str, timeout_seconds: float):
         self.command, self.name, self.timeout_seconds = list(command), name, timeout_seconds
+        self.settings = {"command": shlex.join(self.command)}
         self.size = 0
         self._process: GtpProcess | None = None
 
