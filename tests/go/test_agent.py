@@ -127,7 +127,7 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
     assert len(list(tmp_path.glob("*.sgf"))) == 2
 
     itself = ["--opponent-run", str(go_run), "--opponent-checkpoint", "kept-1"]
-    limits = ["--games", "1", "--sgf", str(tmp_path), "--max-moves", "10"]
+    limits = ["--games", "1", "--sgf", str(tmp_path / "itself"), "--max-moves", "10"]
     assert main(["match", str(go_run), *itself, *limits]) == 0
     out = capsys.readouterr().out
     assert "of 1 games" in out
@@ -148,7 +148,8 @@ def test_each_side_of_a_match_plays_as_it_is_told(go_run, tmp_path, capsys):
     """A search of ours meets the other run's bare policy, or whatever that one is told to do."""
 
     def sides(*arguments):
-        limits = ["--games", "1", "--max-moves", "3", "--sgf", str(tmp_path), "--json"]
+        games = tmp_path / "".join(arguments)
+        limits = ["--games", "1", "--max-moves", "3", "--sgf", str(games), "--json"]
         itself = ["match", str(go_run), "--opponent-run", str(go_run)]
         assert main([*itself, *limits, *arguments]) == 0
         summary = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
@@ -198,7 +199,31 @@ def test_an_opponent_of_another_board_is_refused(go_run, tmp_path, capsys):
     export_agent(tmp_path / "small", parts.agent.init(jax.random.key(0)), parts.config)
     assert main(["match", str(go_run), "--opponent-run", str(tmp_path / "small")]) == 2
     refused(capsys, "opponent: small prior cannot begin: it plays on 3x3, not on 5x5")
-    assert not (go_run / "games").exists()
+    assert not list((go_run / "games").glob("*"))
+
+
+def test_no_match_writes_over_the_games_of_another(go_run, tmp_path, capsys):
+    file = tmp_path / "agent.muesli"
+    assert main(["export", str(go_run), "-o", str(file)]) == 0
+    passing = ["--opponent", f"{sys.executable} {FAKE} pass", "--max-moves", "4", "--games", "2"]
+
+    def played(source, *options):
+        assert main(["match", str(source), *passing, "--json", *options]) == 0
+        return json.loads(capsys.readouterr().out.strip().split("\n")[-1])["sgf"]
+
+    folders = [tmp_path / "agent-games" / f"match-000{k}" for k in (1, 2)]
+    assert [played(file), played(file)] == [str(folder) for folder in folders]
+    asked = tmp_path / "a" / "b"
+    assert played(file, "--sgf", str(asked)) == str(asked)
+    inside = Path(played(go_run))
+    assert inside.parent == go_run / "games"
+    for folder in (*folders, asked, inside):
+        assert sorted(p.name for p in folder.iterdir()) == ["game-0001.sgf", "game-0002.sgf"]
+    shutil.rmtree(inside.parent)
+    assert main(["match", str(file), *passing, "--sgf", str(asked)]) == 2
+    refused(capsys, f"--sgf: {asked} holds the games of another match")
+    assert main(["match", str(file), *passing, "--sgf", str(file / "under")]) == 2
+    refused(capsys, "--sgf: cannot write")
 
 
 def test_an_exported_agent_is_of_no_checkpoint(go_run, tmp_path, capsys):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +134,7 @@ def match_command(argv: Sequence[str]) -> int:
     }
     for whose, about in players.items():
         print(f"{whose}: " + ", ".join(f"{name} {value}" for name, value in about.items()))
+    folder = _games_folder(args)
     try:
         summary = play_match(
             ours,
@@ -139,14 +142,19 @@ def match_command(argv: Sequence[str]) -> int:
             args.games,
             agent.size,
             agent.komi if args.komi is None else args.komi,
-            args.sgf or args.run_dir / "games",
+            folder,
             args.max_moves,
             args.game_seconds,
             _show,
         )
     finally:
         theirs.close()
-    summary |= {"opponent": theirs.name, "act_with": act_with(args), **players}
+        if args.sgf is None:  # one that was made here, and no game was finished
+            with suppress(OSError):
+                folder.rmdir()
+    about = {"opponent": theirs.name, "act_with": act_with(args), "sgf": str(folder)}
+    summary |= about | players
+    print(f"games: {folder}")
     if args.json:
         print(json.dumps(summary))
     else:
@@ -180,7 +188,13 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-moves", type=int, help="3 size² unless given; then the board counts")
     parser.add_argument("--move-seconds", type=float, default=60.0, help="for the engine")
     parser.add_argument("--game-seconds", type=float, default=math.inf, help="for either side")
-    parser.add_argument("--sgf", type=Path, help="where games go; RUN_DIR/games unless given")
+    parser.add_argument(
+        "--sgf",
+        type=Path,
+        metavar="DIR",
+        help="where games go; unless given, a new folder match-<number> in RUN_DIR/games, or of "
+        "an exported FILE in FILE-games beside it",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args(list(argv))
     if (args.opponent is None) == (args.opponent_run_dir is None):
@@ -205,6 +219,28 @@ def _opponent(args: argparse.Namespace) -> AgentSide | EngineSide:
     if args.opponent is not None:
         return EngineSide(opponent_command(args.opponent), args.opponent, args.move_seconds)
     return AgentSide(_load(args, _OPPONENT), _name(args, _OPPONENT))
+
+
+def _games_folder(args: argparse.Namespace) -> Path:
+    """A folder for the games of this match, which holds those of no other."""
+    run = args.run_dir
+    try:
+        if args.sgf is not None:
+            if any(args.sgf.glob("game-*.sgf")):
+                raise UsageError(f"--sgf: {args.sgf} holds the games of another match")
+            args.sgf.mkdir(parents=True, exist_ok=True)
+            return args.sgf
+        parent = run.with_name(f"{run.stem}-games") if run.is_file() else run / "games"
+        parent.mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            # Made in one step with the question whether it is free: matches may run side by side.
+            with suppress(FileExistsError):
+                folder = parent / f"match-{number:04d}"
+                folder.mkdir()
+                break
+        return folder
+    except OSError as error:
+        raise UsageError(f"--sgf: cannot write {error.filename} ({error.strerror})") from error
 
 
 def _name(args: argparse.Namespace, whose: str = "") -> str:
