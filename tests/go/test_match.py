@@ -1,5 +1,6 @@
 """Matches with engines that behave, misbehave, and with GNU Go."""
 
+import json
 import math
 import shutil
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from muesli.cli.main import main
 from muesli.config import ConfigError
 from muesli.go.match import EngineSide, play_game, play_match, wilson
 from muesli.go.process import EngineFailure, GtpProcess, opponent_command
@@ -220,3 +222,19 @@ def test_gnu_go_takes_part(size, tmp_path):
     assert summary["points"] == 0 and summary["reasons"] == {"score": 2}
     assert summary["rows"][0]["opponent_says"].startswith("W+")
     assert shutil.rmtree(tmp_path) is None
+
+
+def test_an_agent_of_ours_plays_gnu_go_from_the_command_line(go_run, tmp_path, capsys):
+    gnugo()
+    arguments = ["--opponent", "gnugo:1", "--games", "2", "--sgf", str(tmp_path), "--json"]
+    assert main(["match", str(go_run), *arguments]) == 0
+    summary = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
+    assert summary["games"] == 2 and "gnugo --mode gtp --level 1 " in summary["theirs"]["command"]
+    assert [row["colour"] for row in summary["rows"]] == ["black", "white"]
+    for row in summary["rows"]:
+        # Both have passed, nobody misbehaved, and GNU Go names the referee's winner.
+        assert (row["reason"], row["detail"]) == ("score", "")
+        assert row["opponent_says"][:2] == row["result"][:2]
+        game = (tmp_path / f"game-000{row['game']}.sgf").read_text()
+        assert game.count(";B[") + game.count(";W[") == row["moves"] > 10
+        assert f"P{row['colour'][0].upper()}[run prior]" in game
