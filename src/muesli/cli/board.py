@@ -83,6 +83,8 @@ def _load(args: argparse.Namespace, whose: str = "") -> GoAgent:
     from muesli.checkpoint import CheckpointError
     from muesli.go.agent import load_agent
 
+    if args.sample_moves < 0:
+        raise UsageError(f"--sample-moves: must be 0 or more, got {args.sample_moves}")
     try:
         return load_agent(
             _option(args, "run_dir", whose),
@@ -209,6 +211,10 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name.replace('_', '-')}: must be positive, got {value}")
+    for name in ("komi", "move_seconds"):
+        value = getattr(args, name)
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"--{name.replace('_', '-')}: must be a finite number, got {value}")
     return args
 
 
