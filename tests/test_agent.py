@@ -347,6 +347,18 @@ def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples)
 
 
 @pytest.mark.slow
+def test_whoever_tells_a_divergence_has_a_temperature_trained(catch_run, monkeypatch):
+    def mine(inputs, config):
+        return UPDATES["mpo"](inputs, config)
+
+    monkeypatch.setitem(UPDATES, "mine", mine)
+    config = replace(small(), update=replace(UPDATE_DEFAULTS["mpo"], name="mine"))
+    parts = build(config)
+    after, _ = jax.jit(parts.agent.update)(catch_run.state, catch_run.batch, jax.random.key(0))
+    assert after.dual.log_temperature != catch_run.state.dual.log_temperature
+
+
+@pytest.mark.slow
 def test_the_temperature_of_mpo_has_a_floor(catch_run):
     # With nothing learnt yet KL(π_MPO, π) is far below its limit, so the dual step lowers η; a
     # floor of 1, where it starts, holds it.

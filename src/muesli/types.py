@@ -197,7 +197,8 @@ class PolicyOutput(NamedTuple):
     """What a policy update answers, for one state.
 
     loss: [] f32; target: what the model's policy predictions of this state are trained towards, or
-    None if this update does not train them; metrics: diagnostics, each [] f32.
+    None if this update does not train them; metrics: diagnostics, each [] f32. One named
+    ``loss_mpo`` is the divergence that the temperature η is trained to keep below its limit.
     """
 
     loss: Array

@@ -123,7 +123,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         rate = config.agent.target_rate
         prior = jax.tree.map(lambda p, o: (1.0 - rate) * p + rate * o, state.prior, online)
         dual = state.dual
-        if config.update.name == "mpo":
+        if "loss_mpo" in metrics:
             dual = update_dual(dual, metrics["loss_mpo"])
         metrics |= {
             "gradient_norm": optax.tree.norm(gradients),
