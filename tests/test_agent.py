@@ -346,6 +346,25 @@ def test_every_update_runs_finite_with_both_estimators(catch_run, name, samples)
     assert (after.dual.log_temperature != state.dual.log_temperature) == (name == "mpo")
 
 
+def test_before_the_first_reward_the_policy_is_not_trained_on_rounding(catch_run):
+    """As the Atari presets begin: heads that expect 0, and a whole batch in which that is true."""
+    records = catch_run.batch.transitions
+    batch = catch_run.batch._replace(
+        transitions=records._replace(reward=jnp.zeros_like(records.reward))
+    )
+    config = small()
+    network = replace(config.network, value_head_scale=1.0, value_head_prior_rate=0.5)
+    gaps = []
+    for epsilon in (1e-12, presets.atari().agent.moment_epsilon):
+        agent = replace(config.agent, baseline="expected_q", moment_epsilon=epsilon)
+        parts = build(replace(config, network=network, agent=agent))
+        state, update = parts.agent.init(jax.random.key(0)), jax.jit(parts.agent.update)
+        for step in range(5):
+            state, metrics = update(state, batch, jax.random.key(step))
+        gaps.append(float(metrics["q_action_gap_sigmas"]))
+    assert gaps[0] > 0.1 and gaps[1] < 0.01, gaps
+
+
 @pytest.mark.slow
 def test_whoever_tells_a_divergence_has_a_temperature_trained(catch_run, monkeypatch):
     def mine(inputs, config):
