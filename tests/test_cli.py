@@ -35,6 +35,39 @@ def command(*arguments, **options):
     )
 
 
+def parsed(preset, *arguments):
+    from muesli.cli.train import parse_config
+
+    return parse_config(preset, arguments)[1]
+
+
+@pytest.mark.parametrize("name", ["pg", "trpo_penalty", "ppo", "mpo", "cmpo"])
+def test_naming_an_update_brings_its_own_hyperparameters(name):
+    from muesli.presets import catch, with_update
+
+    wanted = with_update(catch(), name)
+    assert wanted.update.kl_samples is None  # the preset's
+    assert parsed("catch", "--update.name", name) == parsed("catch", f"--update.name={name}")
+    assert parsed("catch", "--update.name", name) == wanted
+
+
+def test_flags_of_an_update_win_over_what_its_name_brings():
+    for arguments in (
+        ["--update.name", "trpo_penalty", "--update.entropy-weight", "0.5"],
+        ["--update.entropy-weight", "0.5", "--update.name=trpo_penalty"],
+    ):
+        update = parsed("catch", *arguments).update
+        assert (update.entropy_weight, update.trpo_weight) == (0.5, 0.01)
+
+
+def test_what_a_preset_says_of_its_own_update_stays():
+    from muesli.presets import pendulum
+
+    assert parsed("pendulum", "--update.name", "muesli") == pendulum()
+    assert parsed("pendulum", "--update.name", "mine").update.entropy_weight == 0.01
+    assert parsed("pendulum", "--update.name", "mpo").update.entropy_weight == 0.0
+
+
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["list", "envs"]])
 def test_a_reader_that_goes_away_is_no_error(words):
     """As in ``muesli list envs | head``: no traceback, and the exit code of a broken pipe."""

@@ -31,6 +31,7 @@ def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Con
     import tyro
 
     name, default, text = _preset(preset)
+    default = _with_named_update(default, arguments)
     known = [f"--{field.replace('_', '-')}" for field, _ in leaves(default)]
     for flag in (argument.split("=")[0] for argument in arguments):
         if flag.startswith("--") and flag.replace("_", "-") not in (*known, "--help"):
@@ -51,6 +52,23 @@ def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Con
         raise
     validate(config)
     return name, config
+
+
+def _with_named_update(default: Config, arguments: Sequence[str]) -> Config:
+    """The defaults beside an ``--update.name``: that update's own hyperparameters.
+
+    The preset's stay for the update it has already, and for a user's, of which nothing is known.
+    """
+    from muesli.config import UPDATE_DEFAULTS
+    from muesli.presets import with_update
+
+    flag, name = "--update.name", default.update.name
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if argument == flag or argument.startswith(f"{flag}="):
+            name = following if argument == flag else argument.removeprefix(f"{flag}=")
+    if name == default.update.name or name not in UPDATE_DEFAULTS:
+        return default
+    return with_update(default, name)
 
 
 def _in_one_line(box: str) -> str:
