@@ -5,9 +5,11 @@ Field names carry their units. Nothing here imports anything of ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -401,6 +403,16 @@ class Config:
     log: LogConfig = LogConfig()
 
 
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted field that is not itself a group of fields, with its value."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", value
+
+
 class ConfigError(ValueError):
     """A configuration that cannot run; the message names the field and what would be right."""
 
@@ -410,31 +422,40 @@ def _require(condition: bool, field: str, message: str) -> None:
         raise ConfigError(f"{field}: {message}")
 
 
+_LARGEST_SEED = 2**32 - 1
 _AT_LEAST_1 = (
     *("total_env_steps", "env.num_envs", "env.frame_stack", "env.atari.frame_skip"),
     *("env.atari.size_pixels", "env.atari.max_episode_frames", "actors.groups"),
     *("batch.batch_sequences", "batch.online_sequences", "batch.sequence_length"),
     *("batch.micro_batches", "model.unroll_steps", "search.simulations"),
     *("search.considered_actions", "log.log_every_steps", "log.keep_checkpoints"),
-    "optimiser.max_skipped_updates",
+    *("network.torso_units", "network.core_units", "network.model_units"),
+    *("network.model_planes", "network.head_planes", "optimiser.max_skipped_updates"),
 )
 _AT_LEAST_1_OR_NONE = ("update.kl_samples", "agent.retrace_samples", "search.max_depth")
+_AT_LEAST_2 = ("network.value_bins", "network.reward_bins")
 _NOT_NEGATIVE = (
     *("log.eval_every_steps", "log.eval_episodes", "log.checkpoint_every_steps", "log.keep_every"),
     *("env.threads", "env.processes", "actors.queue_chunks", "actors.max_restarts"),
     *("actors.restart_seconds", "batch.replay_min_steps", "search.least_spread"),
+    *("search.pb_c_init", "network.blocks", "model.value_weight", "model.reward_weight"),
+    *("optimiser.final_learning_rate", "optimiser.weight_decay", "optimiser.adam_epsilon"),
+    *("agent.moment_epsilon", "agent.dynamics_gradient_scale", "update.total_weight"),
+    *("update.z_init", "update.ppo_clip"),
 )
+_NOT_NEGATIVE_OR_NONE = ("network.model_blocks",)
 _SHARES = (
     *("env.atari.sticky_action_probability", "agent.trace_lambda", "agent.target_rate"),
     *("agent.exploration", "network.value_head_prior_rate", "search.dirichlet_fraction"),
     *("update.uniform_prior_weight", "update.behaviour_prior_weight"),
 )
+_DECAYS = ("agent.moment_decay", "optimiser.adam_b1", "optimiser.adam_b2")
 _POSITIVE = (
     *("optimiser.learning_rate", "update.mpo_init_temperature", "update.mpo_min_temperature"),
-    *("update.mpo_kl_limit", "env.reward_scale", "actors.step_timeout_seconds"),
-    *("network.observation_clip", "network.value_head_scale", "network.value_max"),
-    *("network.reward_max", "agent.q_softmax_temperature", "search.dirichlet_alpha"),
-    "search.pb_c_base",
+    *("update.mpo_kl_limit", "update.mpo_dual_learning_rate", "env.reward_scale"),
+    *("actors.step_timeout_seconds", "network.observation_clip", "network.value_head_scale"),
+    *("network.value_max", "network.reward_max", "agent.q_softmax_temperature"),
+    *("search.dirichlet_alpha", "search.pb_c_base"),
 )
 _POSITIVE_OR_NONE = (
     "update.clip_threshold",
@@ -452,17 +473,24 @@ def validate(config: Config) -> None:
 
 def _validate_ranges(config: Config) -> None:
     """Each field by itself."""
-    for fields, right, message in (
+    for field, value in leaves(config):
+        finite = not isinstance(value, float) or math.isfinite(value)
+        _require(finite, field, f"must be a finite number, got {value}")
+    for names, right, message in (
+        (("seed",), lambda x: 0 <= x <= _LARGEST_SEED, f"must be in [0, {_LARGEST_SEED}]"),
         (_AT_LEAST_1, lambda x: x >= 1, "must be at least 1"),
         (_AT_LEAST_1_OR_NONE, lambda x: x is None or x >= 1, "must be at least 1, or None"),
+        (_AT_LEAST_2, lambda x: x >= 2, "must be at least 2"),
+        (("network.torso_channels",), lambda x: all(n >= 1 for n in x), "must be at least 1 each"),
         (_NOT_NEGATIVE, lambda x: x >= 0, "must not be negative"),
+        (_NOT_NEGATIVE_OR_NONE, lambda x: x is None or x >= 0, "must not be negative, or be None"),
         (("agent.discount",), lambda x: -1.0 <= x <= 1.0, "must be in [-1, 1]"),
         (_SHARES, lambda x: 0.0 <= x <= 1.0, "must be in [0, 1]"),
-        (("agent.moment_decay",), lambda x: 0.0 <= x < 1.0, "must be in [0, 1)"),
+        (_DECAYS, lambda x: 0.0 <= x < 1.0, "must be in [0, 1)"),
         (_POSITIVE, lambda x: x > 0.0, "must be positive"),
         (_POSITIVE_OR_NONE, lambda x: x is None or x > 0.0, "must be positive, or None"),
     ):
-        for field in fields:
+        for field in names:
             value = attrgetter(field)(config)
             shown = f"{value:g}" if isinstance(value, float) else value
             _require(right(value), field, f"{message}, got {shown}")
@@ -477,10 +505,12 @@ def _validate_agent(config: Config) -> None:
         "must leave, with update.uniform_prior_weight, at most 1 in sum",
     )
     _require(agent.discount != 0.0, "agent.discount", "must not be 0, which marks an episode's end")
+    # What comes along is z of π_CMPO; whether a user's own update distils that, only they know.
+    without_cmpo = UPDATE_DEFAULTS.keys() - {"muesli", "cmpo"}
     _require(
-        not (update.sampled_normaliser == "oracle" and update.name not in ("muesli", "cmpo")),
+        not (update.sampled_normaliser == "oracle" and update.name in without_cmpo),
         "update.sampled_normaliser",
-        f"oracle is for the updates muesli and cmpo, not {update.name}",
+        f"oracle is for updates that distil π_CMPO (muesli, cmpo), not {update.name}",
     )
     _require(
         not (agent.return_estimator == "vtrace" and update.beta_loo),
@@ -503,6 +533,11 @@ def _validate_agent(config: Config) -> None:
         "must be reward_value with agent.act_with mcts: a search adds up rewards",
     )
     net = config.network
+    _require(
+        net.min_log_scale <= net.max_log_scale,
+        "network.min_log_scale",
+        f"must not exceed network.max_log_scale ({net.max_log_scale:g}), got {net.min_log_scale:g}",
+    )
     muzero = (net.torso == "muzero", net.model == "muzero", net.core == "none")
     _require(
         muzero[0] == muzero[1] and (muzero[2] or not muzero[0]),

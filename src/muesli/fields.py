@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
-from muesli.config import Config, ConfigError
+from muesli.config import Config, ConfigError, leaves
 
 
 def get_field(config: Config, dotted: str) -> Any:
@@ -29,16 +28,6 @@ def set_field(config: Config, dotted: str, value: Any) -> Config:
         return dataclasses.replace(node, **{name: new})
 
     return put(config, dotted.split("."))
-
-
-def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted field that is not itself a group of fields, with its value."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", value
 
 
 def differences(config: Config, base: Config) -> dict[str, Any]:
