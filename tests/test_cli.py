@@ -150,6 +150,25 @@ def test_every_part_is_timed(capsys):
         (["resume", "/nowhere"], "/nowhere holds no run"),
         (["eval", "/nowhere"], "/nowhere holds no run"),
         (["plot", "/nowhere"], "/nowhere holds no run"),
+        (["record", "RUN", "-o", "x.txt"], "--output: must end in .mp4 or .mkv or"),
+        (["record", "RUN", "-o", "/dev"], "--output: must end in .mp4"),
+        (["record", "RUN", "-o", "/dev/null/x.mp4"], "--output: /dev/null is no directory"),
+        (
+            ["export", "RUN", "-o", "/dev/null/x/agent"],
+            "--output: cannot write /dev/null/x/agent (",
+        ),
+        (["export", "RUN", "-o", "/dev"], "--output: /dev is a directory"),
+        (["plot", "RUN", "-o", "x.txt"], "--output: must end in .png"),
+        (["record", "RUN", "--max-steps", "0"], "--max-steps: must be at least 1, got 0"),
+        (["record", "RUN", "--episodes", "0"], "--episodes: must be at least 1, got 0"),
+        (["record", "RUN", "--fps", "0"], "--fps: must be at least 1, got 0"),
+        (["record", "RUN", "--search.model", "rules"], "--search.model: a video is searched"),
+        (["eval", "RUN", "--episodes", "0"], "--episodes: must be at least 1, got 0"),
+        (["eval", "RUN", "--seed", "-1"], "--seed: must be in [0, 4294967295], got -1"),
+        (
+            ["eval", "RUN", "--act-with", "prior", "--search.max-depth", "8"],
+            "--search.max-depth: has no effect with --act-with prior, only with mcts",
+        ),
         (["list", "prests"], "invalid choice"),
     ],
 )
@@ -219,6 +238,31 @@ def test_eval_prints_one_json_object(finished_run, capsys):
         assert main(["eval", str(finished_run), "--episodes", "4", "--act-with", mode]) == 0
 
 
+def test_what_a_file_refuses_is_one_line(finished_run, tmp_path, capsys):
+    (tmp_path / "agent").mkdir()
+    run_dir = tmp_path / "agent"
+    (run_dir / "config.json").write_text((finished_run / "config.json").read_text())
+    assert main(["eval", str(run_dir)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1  # there is no checkpoint
+    file = tmp_path / "shared"
+    assert main(["export", str(finished_run), "-o", str(file)]) == 0
+    assert main(["eval", str(file), "--best"]) == 2
+    assert "holds only one" in capsys.readouterr().err
+
+
+def test_an_error_without_a_files_name_keeps_its_traceback(monkeypatch, capsys):
+    from muesli.cli import info
+
+    def fail(argv):
+        raise OSError(28, "No space left on device", *argv)
+
+    monkeypatch.setattr(info, "list_command", fail)
+    with pytest.raises(OSError, match="No space"):
+        main(["list"])
+    assert main(["list", "this/file"]) == 2
+    assert capsys.readouterr().err == "muesli list: this/file: No space left on device\n"
+
+
 def test_a_finished_run_answers_already_complete(finished_run, capsys):
     assert main(["resume", str(finished_run)]) == 0
     assert "already complete" in capsys.readouterr().out
@@ -230,12 +274,22 @@ def test_a_second_run_does_not_overwrite_the_first(finished_run, capsys):
 
 
 def test_record_and_plot_make_files(finished_run, tmp_path):
-    video, picture = tmp_path / "v.mp4", tmp_path / "p.png"
+    video, picture = tmp_path / "new" / "v.mp4", tmp_path / "other" / "p.png"
     arguments = ["--episodes", "1", "-o", str(video)]
     assert main(["record", str(finished_run), *arguments]) == 0
     assert video.stat().st_size > 1000
     assert main(["plot", str(finished_run), "-o", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "way", [["--greedy", "--best"], ["--act-with", "random"], ["--search.simulations", "2"]]
+)
+def test_a_video_can_be_of_any_way_to_act(finished_run, tmp_path, way, capsys):
+    video = tmp_path / "v.gif"
+    assert main(["record", str(finished_run), "--max-steps", "2", "-o", str(video), *way]) == 0
+    assert capsys.readouterr().out == f"{video}: 2 frames\n"
+    assert video.read_bytes().startswith(b"GIF")
 
 
 @pytest.mark.slow
@@ -288,7 +342,7 @@ def test_an_exported_agent_plays_and_starts_another_run(finished_run, tmp_path, 
 
     import muesli
 
-    file = tmp_path / "agent"
+    file = tmp_path / "new" / "agent"
     assert main(["export", str(finished_run), "-o", str(file)]) == 0
     played = []
     for source in (finished_run, file):

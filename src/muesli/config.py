@@ -422,7 +422,8 @@ def _require(condition: bool, field: str, message: str) -> None:
         raise ConfigError(f"{field}: {message}")
 
 
-_LARGEST_SEED = 2**32 - 1
+LARGEST_SEED = 2**32 - 1
+"""What every random generator of a run takes."""
 _AT_LEAST_1 = (
     *("total_env_steps", "env.num_envs", "env.frame_stack", "env.atari.frame_skip"),
     *("env.atari.size_pixels", "env.atari.max_episode_frames", "actors.groups"),
@@ -477,7 +478,7 @@ def _validate_ranges(config: Config) -> None:
         finite = not isinstance(value, float) or math.isfinite(value)
         _require(finite, field, f"must be a finite number, got {value}")
     for names, right, message in (
-        (("seed",), lambda x: 0 <= x <= _LARGEST_SEED, f"must be in [0, {_LARGEST_SEED}]"),
+        (("seed",), lambda x: 0 <= x <= LARGEST_SEED, f"must be in [0, {LARGEST_SEED}]"),
         (_AT_LEAST_1, lambda x: x >= 1, "must be at least 1"),
         (_AT_LEAST_1_OR_NONE, lambda x: x is None or x >= 1, "must be at least 1, or None"),
         (_AT_LEAST_2, lambda x: x >= 2, "must be at least 2"),

@@ -20,20 +20,35 @@ if TYPE_CHECKING:
     from muesli.runners.player import Player, Thought
 
 
-def record(player: Player, output: Path, episodes: int, max_steps: int, fps: int, seed: int) -> int:
-    """Plays ``episodes`` episodes and writes them to ``output``; returns the number of frames."""
+def record(
+    player: Player,
+    output: Path,
+    episodes: int,
+    max_steps: int,
+    fps: int,
+    seed: int,
+    act_with: str = "prior",
+    greedy: bool = False,
+) -> int:
+    """Plays ``episodes`` episodes and writes them to ``output``; returns the number of frames.
+
+    Whatever it acts with, policy, value and q̂ are shown as the prior network sees them.
+    """
     import imageio.v2 as imageio
 
-    canvas = _Canvas(player)
+    act, canvas = player.actor(act_with, greedy), _Canvas(player)
     frames = 0
     output.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         # The encoder is a child process that at once runs another program: JAX's warning about
         # forked copies of itself does not concern it.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-        writer: Any = imageio.get_writer(output, fps=fps, macro_block_size=2)
+        timing: dict[str, Any] = {"duration": 1000.0 / fps, "loop": 0}
+        if output.suffix.lower() != ".gif":
+            timing = {"fps": fps, "macro_block_size": 2}
+        writer: Any = imageio.get_writer(output, **timing)
         with writer:
-            for image in _play(player, canvas, episodes, max_steps, seed):
+            for image in _play(player, act, canvas, episodes, max_steps, seed):
                 writer.append_data(image)
                 frames += 1
     canvas.close()
@@ -52,7 +67,12 @@ def first_frame(video: Path, output: Path) -> None:
 
 
 def _play(
-    player: Player, canvas: _Canvas, episodes: int, max_steps: int, seed: int
+    player: Player,
+    act: Callable[..., Any],
+    canvas: _Canvas,
+    episodes: int,
+    max_steps: int,
+    seed: int,
 ) -> Iterator[np.ndarray]:
     env, picture = _film(player, seed)
     key = jax.random.key(seed)
@@ -66,7 +86,7 @@ def _play(
                 finished, score = finished + 1, 0.0
                 if finished == episodes:
                     return
-            action, _, state = player.act(timestep, state, jax.random.fold_in(key, t))
+            action, _, state = act(timestep, state, jax.random.fold_in(key, t))
             timestep = env.step(np.asarray(action))
             score += float(timestep.reward[0])
     finally:

@@ -6,27 +6,20 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from muesli.cli.main import UsageError
+from muesli.cli.options import add_agent_options, load_player, output_file
 
 
 def export_command(argv: Sequence[str]) -> int:
-    """``muesli export RUN_DIR -o FILE [--best]``."""
+    """``muesli export RUN_DIR -o FILE [--checkpoint NAME]``."""
     parser = argparse.ArgumentParser(prog="muesli export", allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--best", action="store_true", help="the checkpoint that evaluated best")
+    add_agent_options(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
     args = parser.parse_args(list(argv))
+    output_file(args.output)
 
-    from muesli.checkpoint import CheckpointError
     from muesli.runners.export import export_agent
-    from muesli.runners.player import load
 
-    try:
-        player = load(args.run_dir, args.best)
-        export_agent(args.output, player.state, player.config)
-    except CheckpointError as error:
-        raise UsageError(str(error)) from error
-    except OSError as error:
-        raise UsageError(f"--output: cannot write {args.output} ({error.strerror})") from error
+    player = load_player(args)
+    export_agent(args.output, player.state, player.config)
     print(f"{args.output}: {args.output.stat().st_size:,} bytes; muesli eval {args.output}")
     return 0

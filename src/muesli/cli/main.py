@@ -98,17 +98,34 @@ def _run(arguments: list[str]) -> int:
 
 
 def _call(name: str, arguments: Sequence[str]) -> int:
-    from muesli.config import ConfigError
-
     module = importlib.import_module(COMMANDS[name][0])
     try:
         return int(getattr(module, f"{name}_command")(arguments))
-    except (UsageError, ConfigError) as error:
-        print(f"muesli {name}: {error}", file=sys.stderr)
+    except Exception as error:
+        line = _bad_input(error)
+        if line is None:
+            raise
+        print(f"muesli {name}: {line}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:  # training saves by itself; this is before there was anything to save
         print(f"muesli {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _bad_input(error: Exception) -> str | None:
+    """What to say of an error that the input is to blame for; None of any other."""
+    from muesli.config import ConfigError
+
+    if isinstance(error, UsageError | ConfigError):
+        return str(error)
+    # Who has not imported checkpoints, and JAX with them, cannot have failed by one.
+    checkpoint = sys.modules.get("muesli.checkpoint")
+    if checkpoint is not None and isinstance(error, checkpoint.CheckpointError):
+        return str(error)
+    # Without a file's name it is a pipe, a socket or a full disk.
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 if __name__ == "__main__":

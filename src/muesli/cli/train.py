@@ -220,10 +220,7 @@ def _resume(run_dir: Path, own: Any, signals: Any) -> int:
             result = resume(run_dir, [watch], signals=signals, topology=topology)
         return _conclude(result, speaks)
 
-    try:
-        return _somewhere(own, "resume", config, run)
-    except CheckpointError as error:
-        raise UsageError(str(error)) from error
+    return _somewhere(own, "resume", config, run)
 
 
 def _somewhere(own: Any, command: str, config: Config, run: Callable[[Any], int]) -> int:

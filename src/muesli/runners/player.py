@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,15 +53,7 @@ class Player:
             "online": parts.agent.acting(state)._replace(params=state.online),
             "prior": parts.agent.acting(state)._replace(params=state.prior),
         }
-        act = make_act(parts.spec, parts.network, self.config, "prior")
-
-        def play(acting: Acting, timestep: TimeStep, memory: Memory, key: PRNGKey) -> Any:
-            memory, seen = remember(parts, memory, timestep)
-            each = jax.random.split(key, timestep.step_type.shape[0])
-            action, policy, actors = act(acting, seen, memory.actors, each)
-            return action, policy, memory._replace(actors=actors)
-
-        self._act = jax.jit(play)
+        self._act = self.actor("prior")
 
     @property
     def config(self) -> Config:
@@ -85,7 +78,25 @@ class Player:
 
         Time steps are as the environment gives them: rewards unscaled, frames not stacked.
         """
-        return self._act(self._acting["prior"], timestep, state, key)
+        return self._act(timestep, state, key)
+
+    def actor(
+        self, act_with: str, greedy: bool = False
+    ) -> Callable[[TimeStep, Memory, PRNGKey], tuple[Array, Policy, Memory]]:
+        """What ``act`` is for the prior policy, for any way to act but a search of the rules."""
+        parts, acting = self.parts, self.acting(act_with)
+        if act_with == "random":
+            act: Callable[..., Any] = random_act(parts.spec)
+        else:
+            act = make_act(parts.spec, parts.network, self.config, act_with, greedy)
+
+        def play(acting: Acting, timestep: TimeStep, memory: Memory, key: PRNGKey) -> Any:
+            memory, seen = remember(parts, memory, timestep)
+            each = jax.random.split(key, timestep.step_type.shape[0])
+            action, policy, actors = act(acting, seen, memory.actors, each)
+            return action, policy, memory._replace(actors=actors)
+
+        return partial(jax.jit(play), acting)
 
     def evaluate(
         self, episodes: int, act_with: str = "prior", greedy: bool = False, seed: int = 0

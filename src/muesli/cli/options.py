@@ -1,0 +1,117 @@
+"""Options that several commands share, and what is checked of them in one place."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from muesli.cli.main import UsageError
+from muesli.config import LARGEST_SEED
+
+ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "mcts")
+_SEARCH = ("simulations", "max_depth", "algorithm", "model")
+
+
+def whole_number(text: str) -> int:
+    """A whole number as people write large ones: 1000000, 1_000_000, 1e6."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"{text} is no whole number")
+    return int(number)
+
+
+def check_at_least(least: float, args: argparse.Namespace, *names: str) -> None:
+    """Refuses options below ``least``; one that was not given (None) is left alone."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise UsageError(f"--{name.replace('_', '-')}: must be at least {least}, got {value}")
+
+
+def check_seed(args: argparse.Namespace) -> None:
+    """Refuses a seed that no generator takes."""
+    if not 0 <= args.seed <= LARGEST_SEED:
+        raise UsageError(f"--seed: must be in [0, {LARGEST_SEED}], got {args.seed}")
+
+
+def output_file(path: Path, suffixes: Sequence[str] = ()) -> Path:
+    """Where ``--output`` is to be written, with the folder it lies in made."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise UsageError(f"--output: must end in {' or '.join(suffixes)}, got {path}")
+    if path.is_dir():
+        raise UsageError(f"--output: {path} is a directory; name a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--output: {path.parent} is no directory") from None
+    except OSError as error:
+        raise UsageError(f"--output: cannot write {path} ({error.strerror})") from error
+    return path
+
+
+# --- which agent, and how it acts -------------------------------------------------------------
+
+
+def add_agent_options(parser: argparse.ArgumentParser) -> None:
+    """``RUN_DIR [--checkpoint NAME] [--best]``: what ``load_player`` loads."""
+    parser.add_argument("run_dir", type=Path, help="a run directory, or an exported agent")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--checkpoint", metavar="NAME", help="newest unless named: best, kept-<updates>, ..."
+    )
+    which.add_argument(
+        "--best",
+        dest="checkpoint",
+        action="store_const",
+        const="best",
+        help="the checkpoint that evaluated best: --checkpoint best",
+    )
+
+
+def add_acting_options(parser: argparse.ArgumentParser, *more_ways: str) -> None:
+    """``[--act-with MODE] [--greedy] [--seed N] [--search.…]``: how ``acting`` says to act."""
+    parser.add_argument(
+        "--act-with", choices=(*ACT_WITH, *more_ways), help="prior, or mcts with --search.*"
+    )
+    parser.add_argument("--greedy", action="store_true", help="take the most probable action")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of what is drawn (0)")
+    group = parser.add_argument_group("search (--act-with mcts)")
+    group.add_argument("--search.simulations", dest="simulations", type=int, metavar="N")
+    group.add_argument("--search.max-depth", dest="max_depth", type=int, metavar="N")
+    group.add_argument("--search.algorithm", dest="algorithm", choices=("muzero", "gumbel"))
+    group.add_argument(
+        "--search.model",
+        dest="model",
+        choices=("learnt", "rules"),
+        help="look ahead with the agent's model, or in games of two players with their rules",
+    )
+
+
+def search_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ``search`` that were given."""
+    given = {name: getattr(args, name) for name in _SEARCH}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def act_with(args: argparse.Namespace) -> str:
+    """How to act: as asked, or by search where one was described, or by the prior policy."""
+    given = search_options(args)
+    if given and args.act_with not in (None, "mcts"):
+        flag = f"--search.{next(iter(given)).replace('_', '-')}"
+        raise UsageError(f"{flag}: has no effect with --act-with {args.act_with}, only with mcts")
+    return args.act_with or ("mcts" if given else "prior")
+
+
+def load_player(args: argparse.Namespace) -> Any:
+    """The agent that ``add_agent_options`` named, with the search that was asked for, if any."""
+    from muesli.runners.player import load
+
+    if args.checkpoint is not None and args.run_dir.is_file():
+        raise UsageError(f"--checkpoint: {args.run_dir} is an exported agent and holds only one")
+    search = search_options(args) if hasattr(args, "simulations") else {}
+    return load(args.run_dir, checkpoint=args.checkpoint, search=search)
