@@ -1,5 +1,6 @@
 """The command's contract: exit codes, one clear line, files, resuming, JSON."""
 
+import io
 import json
 import os
 import signal
@@ -68,6 +69,64 @@ def test_what_a_preset_says_of_its_own_update_stays():
     assert parsed("pendulum", "--update.name", "mpo").update.entropy_weight == 0.0
 
 
+def test_whole_numbers_are_read_as_people_write_them():
+    for text in ("2000000", "2_000_000", "2e6", "2.0e6"):
+        assert parsed("catch", "--total-env-steps", text).total_env_steps == 2_000_000
+    assert parsed("catch", "--update.kl-samples", "1e1").update.kl_samples == 10
+    assert parsed("catch", "--update.kl-samples", "None").update.kl_samples is None
+    assert parsed("catch", "--network.torso-channels", "1_6", "8").network.torso_channels == (16, 8)
+
+
+def test_the_help_of_train_explains_its_own_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "catch", "--help"])
+    said = capsys.readouterr().out
+    options = said[: said.index("The fields of this preset")]
+    for line in (
+        "--run-dir DIR  ",
+        "--seeds N  ",
+        "--init-from RUN_DIR  ",
+        "--distributed.local N",
+    ):
+        assert line in options
+
+
+def test_where_there_is_no_terminal_a_line_is_said_now_and_then(monkeypatch, capsys):
+    from muesli.cli import train
+
+    now = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    row = {"env_steps": 0, "frames_per_second": 1234.5, "episode_return_mean": None}
+    with train.Progress(1000, "x on y") as watch:
+        watch.begin(0)
+        for steps in range(100, 1001, 100):
+            watch({**row, "env_steps": steps, "episode_return_mean": steps / 1000})
+            now[0] += 10.0
+        watch({**row, "env_steps": 1000})
+    assert capsys.readouterr().out.splitlines() == [
+        "training x on y: 1,000 steps (compiling first)",
+        " 10%  step 100  return 0.10  1,234 frames/s",
+        " 40%  step 400  return 0.40  1,234 frames/s",
+        " 70%  step 700  return 0.70  1,234 frames/s",
+        "100%  step 1,000  return 1.00  1,234 frames/s",
+    ]
+    with train.Progress(1000, "x on y") as watch:
+        watch.begin(400)
+    assert capsys.readouterr().out == "continuing x on y at step 400 of 1,000 (compiling first)\n"
+
+
+def test_nobody_who_reads_a_training_is_no_reason_to_end_it(monkeypatch):
+    from muesli.cli import train
+
+    class Gone(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    train.Progress(10, "x")({"env_steps": 1, "frames_per_second": 1.0})
+    assert "step 1" in sys.stdout.getvalue()
+
+
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["list", "envs"]])
 def test_a_reader_that_goes_away_is_no_error(words):
     """As in ``muesli list envs | head``: no traceback, and the exit code of a broken pipe."""
@@ -124,6 +183,8 @@ def test_every_part_is_timed(capsys):
         (["train", "catch", "--network.torso-channels", "a"], "torso-channels [INT [INT ...]]"),
         (["train", "catch", "--actors.device", "tpu"], "Expected one of ('learner', 'cpu')"),
         (["train", "catch", "catch"], "Unrecognized options: catch"),
+        (["train", "--seeds", "2", "catch"], "catch: PRESET comes first"),
+        (["train", "catch", "--total-env-steps", "1.5"], "1.5 is no whole number"),
         (["train", "catch", "--update.name", "muesly"], "update.name: there is no 'muesly'"),
         (["train", "catch", "--agent.discount", "1.5"], "agent.discount: must be in [-1, 1]"),
         (["train", "catch", "--agent.discount", "-1"], "agent.discount: catch has one player"),
@@ -186,6 +247,7 @@ def test_bad_input_is_answered_in_one_line_with_exit_code_2(arguments, message, 
     assert "Traceback" not in text and len(text.splitlines()) < 25
     if arguments[0] != "list":  # argparse shows its usage first
         assert len(captured.err.splitlines()) == 1, captured.err
+        assert "training" not in captured.out
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -266,6 +328,14 @@ def test_an_error_without_a_files_name_keeps_its_traceback(monkeypatch, capsys):
 def test_a_finished_run_answers_already_complete(finished_run, capsys):
     assert main(["resume", str(finished_run)]) == 0
     assert "already complete" in capsys.readouterr().out
+
+
+def test_a_run_says_at_which_step_it_continues(finished_run):
+    from muesli.runners.train import resume
+
+    steps: list[int] = []
+    resume(finished_run, on_start=steps.append)
+    assert steps == [420]
 
 
 def test_a_second_run_does_not_overwrite_the_first(finished_run, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,12 @@ _SEARCH = ("simulations", "max_depth", "algorithm", "model")
 
 def whole_number(text: str) -> int:
     """A whole number as people write large ones: 1000000, 1_000_000, 1e6."""
-    try:
+    with contextlib.suppress(ValueError):
         return int(text)
-    except ValueError:
-        number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"{text} is no whole number")
-    return int(number)
+    with contextlib.suppress(ValueError):
+        if float(text).is_integer():
+            return int(float(text))
+    raise ValueError(f"{text} is no whole number")
 
 
 def check_at_least(least: float, args: argparse.Namespace, *names: str) -> None:

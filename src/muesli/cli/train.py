@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import sys
 import time
 import traceback
@@ -20,10 +21,13 @@ from muesli.cli.cluster import (
     where,
 )
 from muesli.cli.main import UsageError, nearest
+from muesli.cli.options import whole_number
 from muesli.config import Config, EnvConfig, validate
 from muesli.fields import leaves
 
 STOPPED_ITSELF = 3
+# Where a line cannot be overwritten, it comes at most this often.
+_LINE_SECONDS = 30.0
 
 
 def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Config]:
@@ -37,6 +41,8 @@ def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Con
         if flag.startswith("--") and flag.replace("_", "-") not in (*known, "--help"):
             raise UsageError(f"{flag}: there is no such field{nearest(flag, known)}")
     said = io.StringIO()
+    numbers = tyro.constructors.ConstructorRegistry()
+    numbers.primitive_rule(_whole_numbers)
     try:
         with contextlib.redirect_stderr(said):
             config = tyro.cli(
@@ -45,13 +51,33 @@ def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Con
                 args=list(arguments),
                 prog=f"muesli train {name}",
                 description=text,
+                registry=numbers,
             )
     except SystemExit as end:
-        if end.code:
-            raise UsageError(_in_one_line(said.getvalue())) from None
-        raise
+        if not end.code:
+            raise
+        line = _in_one_line(said.getvalue())
+        stray = line.removeprefix("Unrecognized options: ")
+        if preset is None and stray != line and not stray.startswith("-"):
+            raise UsageError(f"{stray}: PRESET comes first, before every option") from None
+        raise UsageError(line) from None
     validate(config)
     return name, config
+
+
+def _whole_numbers(info: Any) -> Any:
+    """How tyro reads fields that are whole numbers."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _with_named_update(default: Config, arguments: Sequence[str]) -> Config:
@@ -114,11 +140,35 @@ def _preset(preset: str | None) -> tuple[str, Config, str]:
     return plain, gym(name, image, env.spec.num_actions is not None), f"{name}, from its spaces."
 
 
-def _own_options(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"muesli {command}", add_help=False, allow_abbrev=False)
-    parser.add_argument("--run-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--init-from", type=Path)
+def _own_options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="muesli train",
+        usage="muesli train [PRESET] [OPTIONS] [--FIELD VALUE ...]",
+        description="PRESET comes first: a name of 'muesli list presets', gym:EnvId or "
+        "module:EnvId.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="where everything is written (runs/PRESET-SEED-TIME); several seeds: DIR/seed-<n>",
+    )
+    add(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="train the seeds --seed, --seed + 1, ... side by side in one program (1)",
+    )
+    add(
+        "--init-from",
+        type=Path,
+        metavar="RUN_DIR",
+        help="start with the parameters of this run, or of an exported agent",
+    )
     add_where(parser)
     return parser
 
@@ -127,16 +177,11 @@ def train_command(argv: Sequence[str]) -> int:
     """``muesli train [PRESET] [--seeds N] [--run-dir DIR] [--init-from RUN] [--field VALUE …]``."""
     arguments = list(argv)
     preset = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    options = _own_options("train")
+    options = _own_options()
     own, rest = options.parse_known_args(arguments)
     refuse_unknown(options, rest)
     if {"-h", "--help"} & set(rest):
-        print(
-            "usage: muesli train [PRESET] [--run-dir DIR] [--seeds N] [--init-from RUN_DIR] "
-            "[--devices.learners 0,1,...|all] [--devices.actors ...] [--distributed.local N | "
-            "--distributed.coordinator HOST:PORT|auto ...] [--FIELD VALUE ...]\n\n"
-            "The fields of this preset:"
-        )
+        print(f"{options.format_help()}\nThe fields of this preset:")
     name, config = parse_config(preset, rest)
     if own.seeds < 1:
         raise UsageError(f"--seeds: must be at least 1, got {own.seeds}")
@@ -168,11 +213,17 @@ def _train(config: Config, title: str, dirs: list[Path], own: Any, signals: Any)
     def run(topology: Any) -> int:
         # Names of directories hold the time, so process 0's is taken.
         paths = [Path(path) for path in topology.peers.first([str(path) for path in dirs])]
-        with Progress(config.total_env_steps, title, topology.peers.rank == 0) as watch:
+        with Progress(config.total_env_steps, title) as watch:
             result = train(
-                config, paths, [watch], own.init_from, signals=signals, topology=topology
+                config,
+                paths,
+                [watch],
+                own.init_from,
+                signals=signals,
+                topology=topology,
+                on_start=watch.begin,
             )
-        return _conclude(result, watch.speaks)
+        return _conclude(result, topology.peers.rank == 0)
 
     try:
         return _somewhere(own, "train", config, run)
@@ -216,8 +267,10 @@ def _resume(run_dir: Path, own: Any, signals: Any) -> int:
             if speaks:
                 print(f"{run_dir}: already complete")
             return 0
-        with Progress(config.total_env_steps, str(run_dir), speaks) as watch:
-            result = resume(run_dir, [watch], signals=signals, topology=topology)
+        with Progress(config.total_env_steps, str(run_dir)) as watch:
+            result = resume(
+                run_dir, [watch], signals=signals, topology=topology, on_start=watch.begin
+            )
         return _conclude(result, speaks)
 
     return _somewhere(own, "resume", config, run)
@@ -267,17 +320,23 @@ def _conclude(result: Any, speaks: bool) -> int:
 
 
 class Progress:
-    """One live line on a terminal; a line at the start and nothing more elsewhere."""
+    """One live line on a terminal; elsewhere, in the log of a job, a plain line now and then."""
 
-    def __init__(self, total_steps: int, title: str, speaks: bool = True):
-        self.total, self.title, self.speaks = total_steps, title, speaks
+    def __init__(self, total_steps: int, title: str):
+        self.total, self.title = total_steps, title
         self._bar: Any = None
         self._task: Any = None
+        self._said = -math.inf
 
     def __enter__(self) -> Progress:
-        if not self.speaks:
-            return self
-        print(f"training {self.title}: {self.total:,} steps (compiling first)", flush=True)
+        return self
+
+    def begin(self, env_steps: int) -> None:
+        """Says what begins, or continues at a later step."""
+        what = f"{self.title}: {self.total:,} steps"
+        if env_steps:
+            what = f"{self.title} at step {env_steps:,} of {self.total:,}"
+        print(f"{'continuing' if env_steps else 'training'} {what} (compiling first)", flush=True)
         if sys.stdout.isatty():
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -288,21 +347,25 @@ class Progress:
                 TextColumn("return {task.fields[shown]}  {task.fields[rate]:,.0f} frames/s"),
                 TimeRemainingColumn(),
             )
-            self._task = self._bar.add_task("train", total=self.total, shown="-", rate=0.0)
+            self._task = self._bar.add_task(
+                "train", total=self.total, completed=env_steps, shown="-", rate=0.0
+            )
             self._bar.start()
-        return self
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Shows one row of metrics."""
-        if self._bar is None:
-            return
+        steps, rate = row["env_steps"], row["frames_per_second"]
         value = row.get("episode_return_mean")
-        self._bar.update(
-            self._task,
-            completed=row["env_steps"],
-            shown="-" if value is None else f"{value:.2f}",
-            rate=row["frames_per_second"],
-        )
+        shown = "-" if value is None else f"{value:.2f}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=steps, shown=shown, rate=rate)
+        elif time.monotonic() - self._said >= _LINE_SECONDS:
+            self._said = time.monotonic()
+            share = min(1.0, steps / self.total)
+            line = f"{share:4.0%}  step {steps:,}  return {shown}  {rate:,.0f} frames/s"
+            # A reader that went away, or a full disk, is no reason to stop training.
+            with contextlib.suppress(OSError):
+                print(line, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

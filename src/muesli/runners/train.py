@@ -34,6 +34,7 @@ from muesli.runners.signals import Signals
 from muesli.types import AgentState, PRNGKey
 
 Callback = Callable[[Mapping[str, Any]], None]
+OnStart = Callable[[int], None]
 
 # Episode lengths and returns shown in the metrics are means over this many of the newest episodes.
 _WINDOW = 100
@@ -65,6 +66,7 @@ def train(
     env: Callable[[], Any] | None = None,
     signals: Signals | None = None,
     topology: Topology | None = None,
+    on_start: OnStart | None = None,
 ) -> Result:
     """Trains ``config`` in a fresh ``run_dir``. With several directories, one seed in each.
 
@@ -75,12 +77,13 @@ def train(
     Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
     SIGTERM are looked after while it trains; with ``signals``, which the caller has entered, also
     while it starts. ``topology`` says on which devices and with which processes (on one).
+    ``on_start`` is handed the step it starts at, once everything was found to fit together.
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
     if env is not None:
         ENVS[config.env.name] = env
-    return train_many(configs, paths, callbacks, init_from, signals, topology)
+    return train_many(configs, paths, callbacks, init_from, signals, topology, on_start)
 
 
 def train_many(
@@ -90,6 +93,7 @@ def train_many(
     init_from: str | Path | None = None,
     signals: Signals | None = None,
     topology: Topology | None = None,
+    on_start: OnStart | None = None,
 ) -> Result:
     """Trains runs that differ in their seeds and numbers only (see ``numbers``), as one program."""
     if len(families(configs)) != 1:
@@ -113,7 +117,7 @@ def train_many(
                 with signals.undivided if signals is not None else contextlib.nullcontext():
                     directories.append(RunDirectory.create(path, config))
             _agree_on_directory(path, parts, directories)
-        run = _Run(parts, engine, configs, directories, callbacks, numbers)
+        run = _Run(parts, engine, configs, directories, callbacks, numbers, on_start)
         try:
             run.start(init_from)
         except BaseException:
@@ -158,6 +162,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     signals: Signals | None = None,
     topology: Topology | None = None,
+    on_start: OnStart | None = None,
 ) -> Result:
     """Continues a run from its newest good checkpoint. A finished run is left as it is."""
     path = Path(run_dir)
@@ -167,7 +172,7 @@ def resume(
     directories = [RunDirectory.open(path)] if parts.topology.peers.rank == 0 else []
     try:
         _agree_on_directory(path, parts, directories)
-        run = _Run(parts, engine, [config], directories, callbacks)
+        run = _Run(parts, engine, [config], directories, callbacks, on_start=on_start)
         run.restore()
         return run.finish(signals)
     finally:
@@ -185,11 +190,13 @@ class _Run:
         directories: Sequence[RunDirectory],
         callbacks: Sequence[Callback],
         numbers: Numbers | None = None,
+        on_start: OnStart | None = None,
     ):
         self.parts, self.engine, self.directories = parts, engine, directories
         self.peers = parts.topology.peers
         # Process 0 writes the logs and shows how it goes.
         self.callbacks = callbacks if self.peers.rank == 0 else ()
+        self._on_start = on_start if self.peers.rank == 0 and on_start else lambda steps: None
         self.seeds = len(directories)
         self.calls_done = 0
         self.best = [-np.inf] * self.seeds
@@ -213,6 +220,7 @@ class _Run:
         if init_from is not None:
             parameters = load_agent_state(Path(init_from), self.parts)
         self.logs = [RunLog(d.path) for d in self.directories] if self.peers.rank == 0 else []
+        self._on_start(0)
         self._record_episodes(self.engine.start(parameters))
 
     def restore(self) -> None:
@@ -229,6 +237,7 @@ class _Run:
         self.evaluations = [dict(meta["evaluation"])]
         if self.peers.rank == 0:
             self.logs = [RunLog(directory.path, meta["position"])]
+        self._on_start(self.parts.schedule.env_steps(self.calls_done))
 
     # --- the loop ----------------------------------------------------------------------------
 
