@@ -40,7 +40,8 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo
 	@echo '  ARGS="..."      passed on: make train ARGS="--seed 1", make test ARGS="-k retrace"'
-	@echo '  EXTRAS=a,b      extras to install for train: cuda, cuda12, atari, gym, mujoco, cluster, track'
+	@echo '  EXTRAS=a,b      extras to install for train: cuda, cuda12, atari, gym, mujoco, box2d,'
+	@echo '                  cluster, track'
 	@echo '  PYTHON=path     the Python that .venv is made with; at least 3.11'
 	@echo '  WORKERS=n       test processes (2); 0 runs the tests in one process'
 	@echo '  CACHE=1         keep what JAX compiles for the tests in .cache: later runs start faster'

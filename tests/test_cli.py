@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from muesli.cli.main import COMMANDS, main
 from muesli.metrics import read_jsonl
 
+ROOT = Path(__file__).parents[1]
 TINY = (
     "--network.torso-units 8 --network.model-units 8 --network.value-bins 11 "
     "--network.reward-bins 11 --network.value-max 5 --network.reward-max 5 "
@@ -505,12 +507,26 @@ def test_list_prints_names_and_json(what, capsys):
     assert main(["list", what, "--json"]) == 0
     entries = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert all(e["name"] and e["summary"] for e in entries)
+    assert not [e for e in entries if "`" in e["summary"] or not e["summary"].endswith(".")]
 
 
 def test_doctor_says_what_is_there(capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "device 0" in text and "extra atari" in text
+    assert "device 0" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in project["optional-dependencies"].keys() - {"dev", "cuda", "cuda12"}:
+        assert f"extra {extra}: " in text
+
+
+def test_make_help_names_every_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    said = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    listed = said[said.index("EXTRAS=") : said.index("PYTHON=")]
+    for extra in project["optional-dependencies"].keys() - {"dev"}:
+        assert extra in listed
 
 
 @pytest.mark.parametrize(

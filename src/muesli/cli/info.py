@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -62,7 +63,9 @@ def _summary(entry: Any) -> str:
     if hasattr(entry, "figure"):  # a suite
         return f"{entry.figure}: {entry.title}"
     function = entry.func if isinstance(entry, partial) else entry
-    return (inspect.getdoc(function) or "").split("\n")[0]
+    paragraph = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    # A full stop behind fewer letters is that of an abbreviation.
+    return re.split(r"(?<=\w\w\w\.) ", paragraph)[0].replace("`", "")
 
 
 def doctor_command(argv: Sequence[str]) -> int:
@@ -73,8 +76,8 @@ def doctor_command(argv: Sequence[str]) -> int:
     print(f"muesli {muesli.__version__}, Python {platform.python_version()}, jax {jax.__version__}")
     for device in jax.devices():
         print(f"device {device.id}: {device.device_kind} ({device.platform})")
-    extras = {"atari": "ale_py", "gym": "gymnasium", "mujoco": "mujoco", "cluster": "ray",
-              "track": "wandb"}  # fmt: skip
+    extras = {"atari": "ale_py", "gym": "gymnasium", "mujoco": "mujoco", "box2d": "Box2D",
+              "cluster": "ray", "track": "wandb"}  # fmt: skip
     for extra, module in extras.items():
         if importlib.util.find_spec(module):
             print(f"extra {extra}: installed")
