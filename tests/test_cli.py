@@ -22,6 +22,7 @@ TINY = (
     "--env.num-envs 4 --batch.online-sequences 4 --batch.batch-sequences 8 "
     "--batch.sequence-length 5 --batch.replay-capacity-steps 400 --log.eval-episodes 4"
 ).split()
+PARTS = ("environments", "acting", "learner")
 SHORT = "--total-env-steps 400 --log.log-every-steps 100 --log.eval-every-steps 200".split()
 
 
@@ -168,6 +169,22 @@ def test_every_part_is_timed(capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     rates = {key: value for key, value in result.items() if key.endswith("_per_second")}
     assert result["preset"] == "catch" and rates and min(rates.values()) > 0.0, result
+    rates = {name: result[f"{name}_env_steps_per_second_alone"] for name in PARTS}
+    rates["end_to_end"] = result["env_steps_per_second"]
+    slowest = min(rates[name] for name in PARTS)
+    for name, rate in rates.items():
+        assert result[f"{name}_to_slowest_bound"] == pytest.approx(rate / slowest)
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_run_without_replay_are_timed_too(capsys):
+    everything_fresh = ["--batch.batch-sequences", "4"]
+    words = ["bench", "catch", *TINY, *everything_fresh, "--seconds", "0.01"]
+    assert main(words) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert float(lines["update_ms"]) > 0.0 and float(lines["end_to_end_to_slowest_bound"]) > 0.0
+    shares = [float(lines[f"{name}_to_slowest_bound"].replace(",", "")) for name in PARTS]
+    assert min(shares) == 1.0 and "replay_sample_ms" not in lines
 
 
 @pytest.mark.parametrize(
@@ -232,6 +249,8 @@ def test_every_part_is_timed(capsys):
             ["eval", "RUN", "--act-with", "prior", "--search.max-depth", "8"],
             "--search.max-depth: has no effect with --act-with prior, only with mcts",
         ),
+        (["bench", "catch", "--seconds", "0"], "--seconds: must be a positive number, got 0"),
+        (["bench", "catch", "--seconds", "-1"], "--seconds: must be a positive number, got -1"),
         (["list", "prests"], "invalid choice"),
     ],
 )

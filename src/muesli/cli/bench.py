@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from muesli.cli.main import UsageError
 from muesli.cli.train import parse_config
 
 
@@ -27,6 +29,8 @@ def bench_command(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each part is timed")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     own, rest = parser.parse_known_args(arguments)
+    if not 0.0 < own.seconds < math.inf:
+        raise UsageError(f"--seconds: must be a positive number, got {own.seconds:g}")
     name, config = parse_config(preset, rest)
     result = {"preset": name, **measure(config, own.seconds)}
     if own.json:
@@ -47,8 +51,18 @@ def measure(config: Any, seconds: float) -> dict[str, Any]:
     return _measure_sebulba(parts, seconds) if parts.sebulba else _measure_anakin(parts, seconds)
 
 
+def _to_slowest(bounds: Mapping[str, float], together: float) -> dict[str, float]:
+    """What each part alone would allow, and what all do together, over the slowest part's rate."""
+    slowest = min(bounds.values())
+    rates = {**bounds, "end_to_end": together}
+    return {f"{name}_to_slowest_bound": rate / slowest for name, rate in rates.items()}
+
+
 def _measure_anakin(parts: Any, seconds: float) -> dict[str, Any]:
-    """Acting, environment, replay and update alone, and the whole jitted loop."""
+    """Acting, environment, replay and update alone, and the whole jitted loop.
+
+    Here the parts take turns, so that together they are slower than the slowest of them.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -73,29 +87,36 @@ def _measure_anakin(parts: Any, seconds: float) -> dict[str, Any]:
     seconds_env = _time(lambda: step(state.env_states, state.timesteps, actions, keys), seconds)
     iterate = jax.jit(lambda s: anakin.iterate(s, 8))
     seconds_loop = _time(lambda: iterate(state), seconds) / 8
+    # What an update is given has the shape of the batch that the loop hands back.
+    shapes = jax.eval_shape(lambda s: anakin.iterate_some(s, 1, 1), state)[1].skipped
+    batch_of_zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    update = jax.jit(agent.update)
+    seconds_update = _time(lambda: update(state.agent, batch_of_zeros, keys[0]), seconds)
+    updates = parts.schedule.updates_per_iteration
+    bounds = {
+        "environments": num_envs / seconds_env,
+        "acting": num_envs / seconds_act,
+        "learner": num_envs * length / (updates * seconds_update),
+    }
+    together = num_envs * length / seconds_loop
     result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "act_ms": 1e3 * seconds_act,
         "env_step_ms": 1e3 * seconds_env,
-        "env_steps_per_second_alone": num_envs / seconds_env,
+        "update_ms": 1e3 * seconds_update,
     }
     if state.replay is not None:
         replayed = batch.batch_sequences - batch.online_sequences
         sample = jax.jit(lambda r, k: ring.sample(r, k, replayed).batch)
         seconds_sample = _time(lambda: sample(state.replay, keys[0]), seconds)
         result["replay_sample_ms"] = 1e3 * seconds_sample
-        some = sample(state.replay, keys[0])
-        repeat = -(-batch.batch_sequences // replayed)
-        full = jax.tree.map(lambda x: jnp.tile(x, (repeat,) + (1,) * (x.ndim - 1)), some)
-        full = jax.tree.map(lambda x: x[: batch.batch_sequences], full)
-        update = jax.jit(agent.update)
-        result["update_ms"] = 1e3 * _time(lambda: update(state.agent, full, keys[0]), seconds)
-    updates = parts.schedule.updates_per_iteration
     return result | {
         "iteration_ms": 1e3 * seconds_loop,
-        "env_steps_per_second": num_envs * length / seconds_loop,
+        **{f"{name}_env_steps_per_second_alone": rate for name, rate in bounds.items()},
+        "env_steps_per_second": together,
         "updates_per_second": updates / seconds_loop,
         "trained_records_per_second": updates * batch.batch_sequences * length / seconds_loop,
+        **_to_slowest(bounds, together),
         "total_seconds_with_compilation": time.monotonic() - began,
     }
 
@@ -166,7 +187,7 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
         **{f"{name}_frames_per_second_alone": value for name, value in bounds.items()},
         "frames_per_second": together,
         "updates_per_second": updates / loop_seconds,
-        "share_of_slowest_bound": together / min(bounds.values()),
+        **_to_slowest(bounds, together),
         "memory_planned_gib": plan.total / GIB,
         "memory_peak_gib": stats.get("peak_bytes_in_use", 0) / GIB,
         "total_seconds": time.monotonic() - began,
