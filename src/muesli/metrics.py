@@ -1,4 +1,6 @@
-"""Numbers on disk: one JSON object per line, flushed, and TensorBoard events beside them."""
+"""Numbers on disk: one JSON object per line, flushed, and TensorBoard events beside them; and, for
+those who ask, on Weights & Biases.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from muesli.config import ConfigError
 
 
 def to_plain(value: Any) -> Any:
@@ -123,9 +127,7 @@ class RunLog:
         """Logs one row of metrics; ``env_steps`` is its time axis in TensorBoard."""
         self.metrics.write([row])
         self._step = int(row["env_steps"])
-        plain = {key: to_plain(value) for key, value in row.items()}
-        numbers = {key: x for key, x in plain.items() if isinstance(x, (int, float))}
-        self._events.scalars(self._step, numbers)
+        self._events.scalars(self._step, _numbers(row))
 
     def position(self) -> dict[str, int]:
         """Where the files stand, for a checkpoint; raises an OSError where they lag behind."""
@@ -140,6 +142,72 @@ class RunLog:
         self.metrics.close()
         self.episodes.close()
         self._events.close()
+
+
+_TRACKED_AS = "track.json"
+
+
+class Tracker:
+    """Rows of metrics sent to a project on Weights & Biases: a callback of a training.
+
+    A run that is resumed goes on as the same run there. Whatever becomes of it, training goes on.
+    """
+
+    def __init__(self, project: str, run_dir: Path, config: Mapping[str, Any]):
+        """config: what is shown as the run's configuration."""
+        self._project, self._run_dir, self._config = project, run_dir, config
+        self._run: Any = None
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def begin(self, env_steps: int) -> None:
+        """Begins a run there, or goes on with the one that came so far."""
+        import wandb
+
+        file = self._run_dir / _TRACKED_AS
+        same: dict[str, str] = {}
+        if env_steps:
+            same = {"id": json.loads(file.read_text(encoding="utf-8"))["id"], "resume": "allow"}
+        try:
+            self._run = wandb.init(
+                project=self._project,
+                name=self._run_dir.name,
+                dir=str(self._run_dir),
+                config=dict(self._config),
+                **same,
+            )
+        except wandb.Error as error:
+            raise ConfigError(f"track: {' '.join(str(error).split())}") from error
+        record = {"project": self._project, "id": self._run.id}
+        file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Sends one row. What a resumed run repeats is there already, and is left out there."""
+        if self._run is None:
+            return
+        try:
+            self._run.log(_numbers(row), step=int(row["env_steps"]))
+        except Exception as error:
+            self._run = None
+            _warn(f"rows are not tracked any more ({error}); metrics.jsonl has all")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._run is not None:
+            with suppress(Exception):
+                self._run.finish(exit_code=0 if kind is None else 1)
+
+
+def tracked_project(run_dir: Path) -> str | None:
+    """The project in which a run is tracked, if it is."""
+    with suppress(FileNotFoundError):
+        return json.loads((run_dir / _TRACKED_AS).read_text(encoding="utf-8"))["project"]
+    return None
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    plain = {key: to_plain(value) for key, value in row.items()}
+    return {key: x for key, x in plain.items() if isinstance(x, (int, float))}
 
 
 def _warn(line: str) -> None:

@@ -36,8 +36,9 @@ def bench_command(argv: Sequence[str]) -> int:
     if own.json:
         print(json.dumps(result))
         return 0
+    width = max(map(len, result))
     for key, value in result.items():
-        print(f"{key:<32} {value:,.3f}" if isinstance(value, float) else f"{key:<32} {value}")
+        print(f"{key:<{width}}  {f'{value:,.3f}' if isinstance(value, float) else value}")
     return 0
 
 

@@ -9,7 +9,9 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,11 @@ def _own_options() -> argparse.ArgumentParser:
         metavar="RUN_DIR",
         help="start with the parameters of this run, or of an exported agent",
     )
+    add(
+        "--track",
+        metavar="PROJECT",
+        help="send every row of metrics to this project on Weights & Biases (extra track)",
+    )
     add_where(parser)
     return parser
 
@@ -188,6 +195,8 @@ def train_command(argv: Sequence[str]) -> int:
     source = own.init_from
     if source is not None and not (source.is_file() or (source / "config.json").exists()):
         raise UsageError(f"--init-from: {source} holds no run, nor is it an exported agent")
+    if own.track is not None:
+        _check_tracking(own)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     if own.run_dir is None:
         dirs = [Path("runs") / f"{name}-{config.seed + k}-{stamp}" for k in range(own.seeds)]
@@ -206,6 +215,13 @@ def train_command(argv: Sequence[str]) -> int:
         return _train(config, title, dirs, own, signals)
 
 
+def _check_tracking(own: Any) -> None:
+    if find_spec("wandb") is None:
+        raise UsageError("--track: wandb is not installed; pip install 'muesli-rl[track]'")
+    if own.seeds > 1:
+        raise UsageError("--track: follows a run of one seed; leave --seeds out")
+
+
 def _train(config: Config, title: str, dirs: list[Path], own: Any, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError
     from muesli.runners.train import train
@@ -213,15 +229,15 @@ def _train(config: Config, title: str, dirs: list[Path], own: Any, signals: Any)
     def run(topology: Any) -> int:
         # Names of directories hold the time, so process 0's is taken.
         paths = [Path(path) for path in topology.peers.first([str(path) for path in dirs])]
-        with Progress(config.total_env_steps, title) as watch:
+        with _onlookers(config, title, paths[0], own.track) as (callbacks, on_start):
             result = train(
                 config,
                 paths,
-                [watch],
+                callbacks,
                 own.init_from,
                 signals=signals,
                 topology=topology,
-                on_start=watch.begin,
+                on_start=on_start,
             )
         return _conclude(result, topology.peers.rank == 0)
 
@@ -248,6 +264,7 @@ def resume_command(argv: Sequence[str]) -> int:
 
 def _resume(run_dir: Path, own: Any, signals: Any) -> int:
     from muesli.checkpoint import CheckpointError, newest_first, read_manifest, verify
+    from muesli.metrics import tracked_project
     from muesli.runners.rundir import read_config
     from muesli.runners.train import resume
 
@@ -267,9 +284,14 @@ def _resume(run_dir: Path, own: Any, signals: Any) -> int:
             if speaks:
                 print(f"{run_dir}: already complete")
             return 0
-        with Progress(config.total_env_steps, str(run_dir)) as watch:
+        project = tracked_project(run_dir)
+        if project is not None and find_spec("wandb") is None:
+            project = None
+            if speaks:
+                print(f"{run_dir}: wandb is not installed here; it is not tracked any more")
+        with _onlookers(config, str(run_dir), run_dir, project) as (callbacks, on_start):
             result = resume(
-                run_dir, [watch], signals=signals, topology=topology, on_start=watch.begin
+                run_dir, callbacks, signals=signals, topology=topology, on_start=on_start
             )
         return _conclude(result, speaks)
 
@@ -317,6 +339,26 @@ def _conclude(result: Any, speaks: bool) -> int:
     first = result.run_dirs[0]
     print(f"curve: {first / 'curve.png'}   video: muesli record {first}")
     return 0
+
+
+@contextlib.contextmanager
+def _onlookers(
+    config: Config, title: str, run_dir: Path, project: str | None
+) -> Iterator[tuple[list[Any], Callable[[int], None]]]:
+    """Who is shown every row of metrics, and what tells them where the run starts."""
+    with Progress(config.total_env_steps, title) as watch:
+        if project is None:
+            yield [watch], watch.begin
+            return
+        from muesli.metrics import Tracker
+
+        with Tracker(project, run_dir, asdict(config)) as tracker:
+
+            def begin(env_steps: int) -> None:
+                tracker.begin(env_steps)
+                watch.begin(env_steps)
+
+            yield [watch, tracker], begin
 
 
 class Progress:
