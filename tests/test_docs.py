@@ -1,0 +1,54 @@
+"""The Python of the pages can be copied: every block runs, its training cut to being traced."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+
+import muesli
+from muesli.envs import ENVS
+from muesli.networks import NETWORKS
+from muesli.policy_updates import UPDATES
+from muesli.runners.anakin import make_anakin
+from muesli.runners.parts import build
+
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in ("tour.md", "environments.md")
+    for number, block in enumerate(
+        re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    )
+]
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The directories of what was trained: traced, which takes a second; nothing is compiled."""
+    before = [(registry, dict(registry)) for registry in (ENVS, NETWORKS, UPDATES)]
+    directories = []
+
+    def train(config, run_dir, env=None):
+        if env is not None:
+            ENVS[config.env.name] = env
+        parts = build(config)
+        if not parts.sebulba:
+            anakin = make_anakin(parts)
+            state = jax.eval_shape(anakin.init, jax.random.key(0))
+            jax.eval_shape(lambda s: anakin.iterate(s, 1), state)
+        directories.append(run_dir)
+
+    monkeypatch.setattr(muesli, "train", train)
+    monkeypatch.setattr(muesli.envs, "check", partial(muesli.envs.check, steps=10))
+    yield directories
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_block_of_python_runs_as_it_stands(block, trained):
+    exec(compile(block, "a page", "exec"), {"__name__": "page"})
+    assert len(trained) == 1
