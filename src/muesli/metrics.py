@@ -200,7 +200,7 @@ class Tracker:
 
 def tracked_project(run_dir: Path) -> str | None:
     """The project in which a run is tracked, if it is."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError, ValueError, KeyError):
         return json.loads((run_dir / _TRACKED_AS).read_text(encoding="utf-8"))["project"]
     return None
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from muesli.cli.options import add_agent_options, load_player, output_file
+from muesli.cli.options import add_agent_options, load_player, prepare_output
 
 
 def export_command(argv: Sequence[str]) -> int:
@@ -15,7 +15,7 @@ def export_command(argv: Sequence[str]) -> int:
     add_agent_options(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
     args = parser.parse_args(list(argv))
-    output_file(args.output)
+    prepare_output(args.output)
 
     from muesli.runners.export import export_agent
 

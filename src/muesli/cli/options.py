@@ -39,8 +39,8 @@ def check_seed(args: argparse.Namespace) -> None:
         raise UsageError(f"--seed: must be in [0, {LARGEST_SEED}], got {args.seed}")
 
 
-def output_file(path: Path, suffixes: Sequence[str] = ()) -> Path:
-    """Where ``--output`` is to be written, with the folder it lies in made."""
+def prepare_output(path: Path, suffixes: Sequence[str] = ()) -> None:
+    """Refuses an ``--output`` that cannot be written; makes the folder of one that can."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise UsageError(f"--output: must end in {' or '.join(suffixes)}, got {path}")
     if path.is_dir():
@@ -51,7 +51,6 @@ def output_file(path: Path, suffixes: Sequence[str] = ()) -> Path:
         raise UsageError(f"--output: {path.parent} is no directory") from None
     except OSError as error:
         raise UsageError(f"--output: cannot write {path} ({error.strerror})") from error
-    return path
 
 
 # --- which agent, and how it acts -------------------------------------------------------------
@@ -74,12 +73,17 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_acting_options(parser: argparse.ArgumentParser, *more_ways: str) -> None:
-    """``[--act-with MODE] [--greedy] [--seed N] [--search.…]``: how ``acting`` says to act."""
+    """``[--act-with MODE] [--greedy] [--seed N] [--search.…]``: how the agent acts."""
     parser.add_argument(
         "--act-with", choices=(*ACT_WITH, *more_ways), help="prior, or mcts with --search.*"
     )
     parser.add_argument("--greedy", action="store_true", help="take the most probable action")
     parser.add_argument("--seed", type=whole_number, default=0, help="of what is drawn (0)")
+    add_search_options(parser)
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """``--search.simulations N`` and its like; any of them acts with mcts."""
     group = parser.add_argument_group("search (--act-with mcts)")
     group.add_argument("--search.simulations", dest="simulations", type=int, metavar="N")
     group.add_argument("--search.max-depth", dest="max_depth", type=int, metavar="N")

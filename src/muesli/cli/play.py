@@ -15,7 +15,7 @@ from muesli.cli.options import (
     check_at_least,
     check_seed,
     load_player,
-    output_file,
+    prepare_output,
 )
 
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".gif")
@@ -65,7 +65,7 @@ def record_command(argv: Sequence[str]) -> int:
     if args.model == "rules":
         raise UsageError("--search.model: a video is searched with the agent's own model, learnt")
     if args.output is not None:
-        output_file(args.output, VIDEOS)
+        prepare_output(args.output, VIDEOS)
     beside = args.run_dir.with_suffix(".mp4") if args.run_dir.is_file() else None
     output = args.output or beside or args.run_dir / "video.mp4"
     player = load_player(args)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from muesli.cli.main import UsageError
-from muesli.cli.options import output_file
+from muesli.cli.options import prepare_output
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 
@@ -19,7 +19,7 @@ def plot_command(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("curves.png"))
     parser.add_argument("--sweep", action="store_true", help="a suite's scores over its number")
     args = parser.parse_args(list(argv))
-    output_file(args.output, PICTURES)
+    prepare_output(args.output, PICTURES)
     if (args.run_dirs[0] / "suite.json").exists():
         return _plot_suite(args)
     if args.sweep:
