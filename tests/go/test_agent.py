@@ -171,7 +171,7 @@ def test_each_side_of_a_match_plays_as_it_is_told(go_run, tmp_path, capsys):
         ([], "exactly one of them"),
         (["--opponent", "nosuchprogram"], "opponent: there is no program"),
         (["--opponent", "true", "--games", "0"], "--games: must be positive"),
-        (["--opponent", "true", "--sample-moves", "-1"], "--sample-moves: must be 0 or more"),
+        (["--opponent", "true", "--sample-moves", "-1"], "--sample-moves: must be at least 0"),
         (["--opponent", "true", "--komi", "nan"], "--komi: must be a finite number, got nan"),
         (["--opponent", "true", "--move-seconds", "inf"], "--move-seconds: must be a finite"),
         (["--opponent", "true", "--checkpoint", "kept-99"], "kept-99"),

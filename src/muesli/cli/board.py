@@ -13,51 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muesli.cli.main import UsageError
+from muesli.cli.options import (
+    ACT_WITH,
+    SEARCH,
+    act_with,
+    add_acting_options,
+    add_search_options,
+    check_at_least,
+    check_seed,
+    option,
+    search_options,
+)
 
 if TYPE_CHECKING:
     from muesli.go.agent import GoAgent
     from muesli.go.match import AgentSide, EngineSide
 
-ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "mcts")
-
-
-_SEARCH = ("simulations", "max_depth", "algorithm", "model")
 # What the options that describe the other run of a match begin with.
 _OPPONENT = "opponent-"
-
-
-def add_search_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
-    """``--search.simulations N`` and its like; a number of simulations acts with mcts."""
-    group = parser.add_argument_group(f"search (--{whose}act-with mcts)")
-
-    def add(name: str, **about: Any) -> None:
-        dest = f"{whose}{name}".replace("-", "_")
-        group.add_argument(f"--{whose}search.{name}", dest=dest, **about)
-
-    add("simulations", type=int, metavar="N")
-    add("max-depth", type=int, metavar="N")
-    add("algorithm", choices=("muzero", "gumbel"))
-    add(
-        "model",
-        choices=("learnt", "rules"),
-        help="look ahead with the agent's model, or in games of two players with their rules",
-    )
-
-
-def search_options(args: argparse.Namespace, whose: str = "") -> dict[str, Any]:
-    """The fields of ``search`` that were given."""
-    given = {name: _option(args, name, whose) for name in _SEARCH}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def act_with(args: argparse.Namespace, whose: str = "") -> str:
-    """How to act: as asked, or by search where one was described, or by the prior policy."""
-    searched = "mcts" if search_options(args, whose) else "prior"
-    return _option(args, "act_with", whose) or searched
-
-
-def _option(args: argparse.Namespace, name: str, whose: str) -> Any:
-    return getattr(args, f"{whose}{name}".replace("-", "_"))
 
 
 def _agent_options(parser: argparse.ArgumentParser) -> None:
@@ -80,23 +53,19 @@ def _playing_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
 
 
 def _load(args: argparse.Namespace, whose: str = "") -> GoAgent:
-    from muesli.checkpoint import CheckpointError
     from muesli.go.agent import load_agent
 
-    if args.sample_moves < 0:
-        raise UsageError(f"--sample-moves: must be 0 or more, got {args.sample_moves}")
-    try:
-        return load_agent(
-            _option(args, "run_dir", whose),
-            _option(args, "checkpoint", whose),
-            act_with(args, whose),
-            search_options(args, whose),
-            args.sample_moves,
-            # Two sides that draw the same numbers would think alike.
-            args.seed + (whose == _OPPONENT),
-        )
-    except CheckpointError as error:
-        raise UsageError(str(error)) from error
+    check_at_least(0, args, "sample_moves")
+    check_seed(args)
+    return load_agent(
+        option(args, "run_dir", whose),
+        option(args, "checkpoint", whose),
+        act_with(args, whose),
+        search_options(args, whose),
+        args.sample_moves,
+        # Two sides that draw the same numbers would think alike.
+        args.seed ^ (whose == _OPPONENT),
+    )
 
 
 def gtp_command(argv: Sequence[str]) -> int:
@@ -201,7 +170,7 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(list(argv))
     if (args.opponent is None) == (args.opponent_run_dir is None):
         raise UsageError("--opponent or --opponent-run: exactly one of them is needed")
-    described = [_option(args, name, _OPPONENT) for name in ("checkpoint", "act_with", *_SEARCH)]
+    described = [option(args, name, _OPPONENT) for name in ("checkpoint", "act_with", *SEARCH)]
     if args.opponent is not None and any(value is not None for value in described):
         raise UsageError(
             "--opponent-checkpoint, --opponent-act-with, --opponent-search.*: only an "
@@ -250,8 +219,8 @@ def _games_folder(args: argparse.Namespace) -> Path:
 
 
 def _name(args: argparse.Namespace, whose: str = "") -> str:
-    run = _option(args, "run_dir", whose).resolve().name
-    details = (_option(args, "checkpoint", whose), act_with(args, whose))
+    run = option(args, "run_dir", whose).resolve().name
+    details = (option(args, "checkpoint", whose), act_with(args, whose))
     return " ".join([run, *(word for word in details if word)])
 
 
@@ -272,30 +241,23 @@ def elo_command(argv: Sequence[str]) -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--games", type=int, default=64, help="of each pair")
     parser.add_argument("--max-checkpoints", type=int, default=8, help="evenly chosen")
-    parser.add_argument("--act-with", choices=ACT_WITH)
-    parser.add_argument("--greedy", action="store_true", help="take the most probable action")
-    parser.add_argument("--seed", type=int, default=0)
+    add_acting_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    add_search_options(parser)
     args = parser.parse_args(list(argv))
-    if args.games < 1 or args.max_checkpoints < 1:
-        raise UsageError("--games, --max-checkpoints: must be at least 1")
+    check_at_least(1, args, "games", "max_checkpoints")
+    check_seed(args)
 
-    from muesli.checkpoint import CheckpointError
     from muesli.runners.ratings import rate_run
 
-    try:
-        rows = rate_run(
-            args.run_dir,
-            args.games,
-            args.max_checkpoints,
-            act_with(args),
-            args.greedy,
-            search_options(args),
-            args.seed,
-        )
-    except CheckpointError as error:
-        raise UsageError(str(error)) from error
+    rows = rate_run(
+        args.run_dir,
+        args.games,
+        args.max_checkpoints,
+        act_with(args),
+        args.greedy,
+        search_options(args),
+        args.seed,
+    )
     for row in rows:
         print(f"{row['name']:<16} {row['env_steps']:>14,} steps  Elo {row['elo']:7.0f}", flush=True)
     if args.json:

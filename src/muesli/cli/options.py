@@ -12,7 +12,7 @@ from muesli.cli.main import UsageError
 from muesli.config import LARGEST_SEED
 
 ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "mcts")
-_SEARCH = ("simulations", "max_depth", "algorithm", "model")
+SEARCH = ("simulations", "max_depth", "algorithm", "model")
 
 
 def whole_number(text: str) -> int:
@@ -82,40 +82,52 @@ def add_acting_options(parser: argparse.ArgumentParser, *more_ways: str) -> None
     add_search_options(parser)
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """``--search.simulations N`` and its like; any of them acts with mcts."""
-    group = parser.add_argument_group("search (--act-with mcts)")
-    group.add_argument("--search.simulations", dest="simulations", type=int, metavar="N")
-    group.add_argument("--search.max-depth", dest="max_depth", type=int, metavar="N")
-    group.add_argument("--search.algorithm", dest="algorithm", choices=("muzero", "gumbel"))
-    group.add_argument(
-        "--search.model",
-        dest="model",
+def add_search_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
+    """``--search.simulations N`` and its like; any of them acts with mcts. whose: what options that
+    describe another agent begin with.
+    """
+    group = parser.add_argument_group(f"search (--{whose}act-with mcts)")
+
+    def add(name: str, **about: Any) -> None:
+        group.add_argument(f"--{whose}search.{name}", dest=_attribute(whose + name), **about)
+
+    add("simulations", type=int, metavar="N")
+    add("max-depth", type=int, metavar="N")
+    add("algorithm", choices=("muzero", "gumbel"))
+    add(
+        "model",
         choices=("learnt", "rules"),
         help="look ahead with the agent's model, or in games of two players with their rules",
     )
 
 
-def search_options(args: argparse.Namespace) -> dict[str, Any]:
+def option(args: argparse.Namespace, name: str, whose: str = "") -> Any:
+    """What was given for ``--name``, or for ``--whose-name``."""
+    return getattr(args, _attribute(whose + name))
+
+
+def _attribute(flag: str) -> str:
+    return flag.replace("-", "_")
+
+
+def search_options(args: argparse.Namespace, whose: str = "") -> dict[str, Any]:
     """The fields of ``search`` that were given."""
-    given = {name: getattr(args, name) for name in _SEARCH}
+    given = {name: option(args, name, whose) for name in SEARCH}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def act_with(args: argparse.Namespace) -> str:
+def act_with(args: argparse.Namespace, whose: str = "") -> str:
     """How to act: as asked, or by search where one was described, or by the prior policy."""
-    given = search_options(args)
-    if given and args.act_with not in (None, "mcts"):
-        flag = f"--search.{next(iter(given)).replace('_', '-')}"
-        raise UsageError(f"{flag}: has no effect with --act-with {args.act_with}, only with mcts")
-    return args.act_with or ("mcts" if given else "prior")
+    given, asked = search_options(args, whose), option(args, "act_with", whose)
+    if given and asked not in (None, "mcts"):
+        flag = f"--{whose}search.{next(iter(given)).replace('_', '-')}"
+        raise UsageError(f"{flag}: has no effect with --{whose}act-with {asked}, only with mcts")
+    return asked or ("mcts" if given else "prior")
 
 
 def load_player(args: argparse.Namespace) -> Any:
     """The agent that ``add_agent_options`` named, with the search that was asked for, if any."""
     from muesli.runners.player import load
 
-    if args.checkpoint is not None and args.run_dir.is_file():
-        raise UsageError(f"--checkpoint: {args.run_dir} is an exported agent and holds only one")
     search = search_options(args) if hasattr(args, "simulations") else {}
     return load(args.run_dir, checkpoint=args.checkpoint, search=search)
