@@ -32,6 +32,7 @@ def main() -> None:
     for directory in args.directories:
         study = read_study([directory])
         study["command"] = without_out(study["command"])
+        study["earlier_commands"] = [without_out(words) for words in study["earlier_commands"]]
         name = f"suite_{study['suite']}_{study['scale']}"
         file = ROOT / "results" / f"{name}.json"
         file.write_text(json.dumps(study, indent=None, separators=(",", ":")) + "\n")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ from muesli.executors import rates
 from muesli.executors.directory import describe, write_description
 from muesli.executors.jobs import execute, plan, probe, state_of, write_job
 from muesli.executors.local import run_locally
+from muesli.fields import set_field
 from muesli.metrics import read_jsonl
 from muesli.plots import plot_sweep
 from muesli.report import read_study
@@ -79,7 +81,7 @@ def study_dir(tmp_path_factory, jobs):
     out = tmp_path_factory.mktemp("study")
     runs, _ = probe(expand(SUITE, Selection("laptop")))
     command = ["muesli", "suite", "tested"]
-    write_description(out, describe("tested", SUITE, Selection("laptop"), runs, command, []))
+    write_description(out, describe("tested", SUITE, Selection("laptop"), runs, command, []), runs)
     for job in jobs:
         assert execute(json.loads(write_job(job, out).read_text()), print) == 0
     return out
@@ -146,6 +148,39 @@ def test_a_broken_run_continues_and_a_sweep_is_its_runs(study_dir, tmp_path, job
 def test_another_suites_directory_is_refused(study_dir, capsys):
     assert cli.main(["suite", "baselines", "--seeds", "1", "--out", str(study_dir)]) == 2
     assert "holds the suite tested" in capsys.readouterr().err
+
+
+def test_runs_of_another_configuration_are_refused(study_dir, capsys, monkeypatch):
+    """Nothing is lost, and what is on the way is not taken for what was asked."""
+    before = {p: p.read_bytes() for p in study_dir.rglob("*") if p.is_file()}
+    line = ["suite", "tested", "--out", str(study_dir)]
+    assert cli.main([*line, "--seeds", "1", "--total-env-steps", "3200"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "total_env_steps is 1600 there and 3200 here" in error and "\n" not in error
+    assert "lambda_0.3/catch/seed-0 and 1 more" in error and "--out" in error
+    # A preset that has changed meanwhile is noticed too.
+    other = set_field(small(), "optimiser.learning_rate", 0.5)
+    monkeypatch.setitem(presets.PRESETS, "tiny", lambda: other)
+    assert cli.main(line) == 2
+    assert "optimiser.learning_rate is" in capsys.readouterr().err
+    assert before == {p: p.read_bytes() for p in study_dir.rglob("*") if p.is_file()}
+
+
+def test_a_command_that_runs_nothing_made_nothing(study_dir, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(study_dir, out)
+    assert cli.main(["suite", "tested", "--seeds", "1", "--out", str(out)]) == 0
+    assert "already done" in capsys.readouterr().out
+    assert read_study([out])["command"] == ["muesli", "suite", "tested"]
+    # One that adds something stands beside those before it, once.
+    shutil.rmtree(out / "runs" / "lambda_3" / "catch" / "seed-1")
+    runs, _ = probe(expand(SUITE, Selection("laptop")))
+    for _ in range(2):
+        described = describe("tested", SUITE, Selection("laptop"), runs, ["again"], [])
+        write_description(out, described, runs)
+    study = read_study([out])
+    assert study["command"] == ["again"]
+    assert study["earlier_commands"] == [["muesli", "suite", "tested"]]
 
 
 def test_rates_are_remembered_and_estimate_hours(study_dir, capsys):
@@ -329,8 +364,6 @@ def test_the_page_in_a_browser(study_dir, browser, tmp_path, capsys):
 
 @needs_chromium
 def test_a_live_page_follows_its_suite(study_dir, browser, tmp_path):
-    import shutil
-
     out = tmp_path / "live"
     shutil.copytree(study_dir, out)
     rows = (out / "runs/lambda_3/catch/seed-1/metrics.jsonl").read_text().splitlines(True)

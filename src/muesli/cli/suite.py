@@ -73,7 +73,7 @@ def suite_command(argv: Sequence[str]) -> int:
     out = args.out or Path("runs") / "suites" / f"{args.name}-{args.scale}"
     command = ["muesli", *plugins.flags(), "suite", *argv]
     description = describe(args.name, suite, selection, runs, command, plugins.LOADED)
-    write_description(out, description)
+    write_description(out, description, runs)
     outcomes = _execute(args, jobs, out)
     counts: dict[str, int] = {}
     for outcome in outcomes:

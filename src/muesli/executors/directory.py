@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from muesli.config import ConfigError
+from muesli.executors.jobs import state_of
+from muesli.fields import differences
 from muesli.suites import Run, Selection, Suite
 
 FILE = "suite.json"
@@ -32,6 +34,7 @@ def describe(
         "scale": selection.scale,
         "preset": suite.scales[selection.scale].preset,
         "command": list(command),
+        "earlier_commands": [],
         "plugins": list(plugins),
         "seeds": len({run.seed for run in runs}),
         "envs": list(dict.fromkeys(run.env for run in runs)),
@@ -66,25 +69,67 @@ def _plain(value: Any) -> Any:
     return "(computed)" if callable(value) else value
 
 
-def write_description(out: Path, description: dict[str, Any]) -> None:
-    """Writes ``suite.json``; refuses the directory of another suite or scale."""
-    out.mkdir(parents=True, exist_ok=True)
+def write_description(out: Path, description: dict[str, Any], runs: Sequence[Run]) -> None:
+    """Writes ``suite.json``; refuses the directory of another suite or scale, and one whose runs
+    have other configurations than ``runs``: before anything is written.
+    """
     file = out / FILE
-    if file.exists():
-        known = json.loads(file.read_text(encoding="utf-8"))
-        for key in ("suite", "scale"):
-            if known.get(key) != description[key]:
-                raise ConfigError(
-                    f"out: {out} holds the suite {known.get('suite')} at scale "
-                    f"{known.get('scale')}; choose another directory"
-                )
-        description = _merge(known, description)
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    for key in ("suite", "scale"):
+        if known is not None and known.get(key) != description[key]:
+            raise ConfigError(
+                f"out: {out} holds the suite {known.get('suite')} at scale "
+                f"{known.get('scale')}; choose another directory"
+            )
+    _refuse_changed(out, runs)
+    if known is not None:
+        description = _merge(known, description, _something_to_do(out, runs))
+    out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
-def _merge(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What was run before stays described when only some rows, or more seeds, are run now."""
+def _refuse_changed(out: Path, runs: Sequence[Run]) -> None:
+    """A run that was begun is this run only if it was begun with this configuration."""
+    from muesli.runners.rundir import read_config
+
+    changed: dict[str, str] = {}
+    paths = []
+    for run in runs:
+        path = out / "runs" / run.path
+        if run.config is None or not (path / "config.json").exists():
+            continue
+        try:
+            begun = read_config(path)
+        except ConfigError as error:
+            raise ConfigError(f"out: {error}; choose another directory with --out") from error
+        was = differences(begun, run.config)
+        for name, now in differences(run.config, begun).items():
+            changed.setdefault(name, f"{name} is {was[name]} there and {now} here")
+        if was:
+            paths.append(run.path)
+    if paths:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        raise ConfigError(
+            f"out: {out} holds runs of another configuration ({paths[0]}{more}: "
+            f"{', '.join(changed.values())}); choose another directory with --out"
+        )
+
+
+def _something_to_do(out: Path, runs: Sequence[Run]) -> bool:
+    able = (run for run in runs if run.config is not None)
+    return any(state_of(out / "runs" / run.path) != "finished" for run in able)
+
+
+def _merge(known: dict[str, Any], new: dict[str, Any], runs: bool) -> dict[str, Any]:
+    """What was run before stays described when only some rows, or more seeds, are run now.
+
+    A command that runs nothing made none of the data.
+    """
     merged = dict(new)
+    commands = [*known.get("earlier_commands", []), known["command"]]
+    if runs:
+        commands = [c for c in commands if c != new["command"]] + [new["command"]]
+    *merged["earlier_commands"], merged["command"] = commands
     for key, name in (("rows", "name"), ("claims", "text"), ("runs", "path")):
         kept = {entry[name]: entry for entry in known.get(key, [])}
         merged[key] = list((kept | {entry[name]: entry for entry in new[key]}).values())

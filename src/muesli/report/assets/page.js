@@ -343,7 +343,7 @@
     return parts.length ? section("Configuration", ...parts) : [];
   }
   function reproduce() {
-    const command = study.command.length ? study.command.join(" ") : "";
+    const command = [...study.earlier_commands, study.command].map((words) => words.join(" ")).filter(Boolean).join("\n");
     const machine = study.machines.map((m) => element("li", {}, `${m.runs} runs: ${m.devices.join(", ")}; ${m.platform}; Python ${m.python}, jax ${m.jax}; commit ${(m.commit || "unknown").slice(0, 12)}`));
     return section("Reproduce",
       command ? element("pre", {}, element("code", {}, command)) : null,
