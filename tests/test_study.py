@@ -285,6 +285,20 @@ def test_compare_prints_intervals(study_dir, capsys):
     assert "lambda_0.3 and lambda_3" in capsys.readouterr().out
 
 
+def test_rows_are_named_by_what_tells_them_apart(study_dir, monkeypatch):
+    one, other = (study_dir / "runs" / row / "catch" for row in ("lambda_0.3", "lambda_3"))
+    study = read_study([one / "seed-0", other / "seed-0", other / "seed-1", one / "seed-0"])
+    rows = {row["name"]: row["envs"]["catch"]["runs"] for row in study["rows"]}
+    assert rows == {"lambda_0.3/catch/seed-0": 1, "lambda_3/catch/seed-0": 1, "seed-1": 1}
+    # A directory of seeds is one row, wherever one stands.
+    monkeypatch.chdir(one)
+    (row,) = read_study([Path()])["rows"]
+    assert (row["name"], row["envs"]["catch"]["runs"]) == ("catch", 2)
+    # One of two experiments is two rows.
+    rows = {row["name"]: row["finished"] for row in read_study([study_dir / "runs"])["rows"]}
+    assert rows == {"lambda_0.3": 2, "lambda_3": 2}
+
+
 def test_plot_draws_a_suite_with_bands(study_dir, tmp_path, capsys):
     picture = tmp_path / "study.png"
     assert cli.main(["plot", str(study_dir), "-o", str(picture)]) == 0

@@ -77,22 +77,23 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_study(directories: Sequence[Path]) -> dict[str, Any]:
-    """A study as plain data. One suite's directory, or directories of runs: a row each."""
+    """A study as plain data. One suite's directory, or directories of runs: a row each, or one
+    for each experiment below it.
+    """
     if len(directories) == 1 and (directories[0] / "suite.json").exists():
         return _read_suite(directories[0])
-    runs: list[RunData] = []
+    experiments: dict[Path, list[RunData]] = {}
     for directory in directories:
-        found = sorted(directory.rglob("config.json"))
+        read = (read_run(file.parent) for file in sorted(directory.rglob("config.json")))
+        found = [run for run in read if run is not None]
         if not found:
             raise ConfigError(f"{directory} holds neither a suite nor a run")
-        for file in found:
-            run = read_run(file.parent, row=directory.name)
-            if run is not None:
-                runs.append(run)
-    names = list(dict.fromkeys(run.row for run in runs))
+        experiments |= _experiments(directory, found)
+    names = distinct_names(list(experiments))
+    runs = [run._replace(row=name) for path, name in names.items() for run in experiments[path]]
     meta = {
         "suite": "comparison",
-        "title": " and ".join(names) if len(names) <= 3 else f"{len(names)} algorithms",
+        "title": " and ".join(names.values()) if len(names) <= 3 else f"{len(names)} algorithms",
         "figure": "",
         "remark": "",
         "scale": "",
@@ -101,10 +102,40 @@ def read_study(directories: Sequence[Path]) -> dict[str, Any]:
         "earlier_commands": [],
         "plugins": [],
         "claims": [],
-        "rows": [{"name": name, "fields": {}, "published": ""} for name in names],
+        "rows": [{"name": name, "fields": {}, "published": ""} for name in names.values()],
         "missing": [],
     }
     return _summarise(meta, runs, len(runs))
+
+
+def _experiments(directory: Path, runs: Sequence[RunData]) -> dict[Path, list[RunData]]:
+    """All runs below a directory as one experiment, unless those of one environment differ in more
+    than their seeds: then by the directories within.
+    """
+    kinds = {(run.env, json.dumps({**run.config, "seed": 0}, sort_keys=True)) for run in runs}
+    if len(kinds) == len({env for env, _ in kinds}) or runs[0].path == directory:
+        return {directory: list(runs)}
+    within: dict[Path, list[RunData]] = {}
+    for run in runs:
+        part = run.path.relative_to(directory).parts[0]
+        within.setdefault(directory / part, []).append(run)
+    return {
+        path: mine
+        for part, some in within.items()
+        for path, mine in _experiments(part, some).items()
+    }
+
+
+def distinct_names(directories: Sequence[Path]) -> dict[Path, str]:
+    """Each directory, once, with as much of the end of its path as no other's ends with."""
+    whole: dict[Path, Path] = {}
+    for directory in directories:
+        whole.setdefault(directory.resolve(), directory)
+    ends = [[Path(*path.parts[-n:]) for n in range(1, len(path.parts) + 1)] for path in whole]
+    return {
+        directory: str(next(end for end in own if sum(end in other for other in ends) == 1))
+        for directory, own in zip(whole.values(), ends, strict=True)
+    }
 
 
 def _read_suite(directory: Path) -> dict[str, Any]:
