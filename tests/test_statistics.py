@@ -109,6 +109,17 @@ def test_a_curve_is_its_points(scores):
     assert found.low[0] == found.high[0] == 0.0
 
 
+def test_a_single_run_has_no_interval():
+    one, two = np.array([[0.5, 0.7]]), np.array([[0.5, 0.7], [0.1, 0.2]])  # of two games
+    assert st.estimate(one, st.mean) == (pytest.approx(0.6), None, None)
+    gap = st.compare(two, one, st.difference)
+    assert gap == (pytest.approx(-0.225), None, None)
+    assert {st.verdict(kind, gap) for kind in ("better", "similar")} == {"too few runs"}
+    curve = st.efficiency_curve(one[..., None], st.mean)
+    np.testing.assert_allclose(curve.value, [0.6])
+    assert curve.low is curve.high is None
+
+
 def test_an_interval_covers_the_truth_as_often_as_it_says():
     generator = np.random.default_rng(5)
     covered = []

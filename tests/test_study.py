@@ -1,6 +1,7 @@
 """A study from end to end: executors, tables, and the page in a real browser."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -285,6 +286,17 @@ def test_compare_prints_intervals(study_dir, capsys):
     assert "lambda_0.3 and lambda_3" in capsys.readouterr().out
 
 
+def test_one_run_is_shown_without_an_interval(study_dir, capsys):
+    runs = [study_dir / "runs" / row / "catch/seed-0" for row in ("lambda_0.3", "lambda_3")]
+    assert cli.main(["compare", *map(str, runs), "--json"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert "IQM" in "".join(table) and not any("(" in line for line in table)
+    for row in json.loads(last)["rows"]:
+        shown = row["aggregates"].values(), row["envs"].values(), row["curves"].values()
+        for estimate in itertools.chain(*shown):
+            assert estimate["low"] is estimate["high"] is None
+
+
 def test_rows_are_named_by_what_tells_them_apart(study_dir, monkeypatch):
     one, other = (study_dir / "runs" / row / "catch" for row in ("lambda_0.3", "lambda_3"))
     study = read_study([one / "seed-0", other / "seed-0", other / "seed-1", one / "seed-0"])
@@ -374,6 +386,19 @@ def test_the_page_in_a_browser(study_dir, browser, tmp_path, capsys):
     )
     assert browser.complaints == []
     assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []
+
+
+@needs_chromium
+def test_a_page_of_single_runs(study_dir, browser, tmp_path):
+    runs = [study_dir / "runs" / row / "catch/seed-0" for row in ("lambda_0.3", "lambda_3")]
+    page = tmp_path / "single.html"
+    page.write_text(render({**read_study(runs), "media": []}), encoding="utf-8")
+    browser.size(1100)
+    browser.open(page.as_uri())
+    assert browser.run("document.querySelectorAll('.chart .curve[data-row]').length") == 2
+    assert browser.run("document.querySelectorAll('.chart .band, #scores small').length") == 0
+    assert "NaN" not in browser.run("document.getElementById('page').innerHTML")
+    assert browser.complaints == []
 
 
 @needs_chromium

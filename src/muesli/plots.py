@@ -90,7 +90,9 @@ def plot_study(study: Mapping[str, Any], output: Path) -> None:
             colour = COLOURS[index % len(COLOURS)]
             dashes = ("-", "--", ":")[index // len(COLOURS) % 3]
             steps = curve["steps"]
-            axes.fill_between(steps, curve["low"], curve["high"], color=colour, alpha=0.14, lw=0)
+            if curve["low"] is not None:
+                low, high = curve["low"], curve["high"]
+                axes.fill_between(steps, low, high, color=colour, alpha=0.14, lw=0)
             label = row["name"].replace("_", " ")
             axes.plot(steps, curve["value"], dashes, color=colour, linewidth=1.8, label=label)
         axes.set_title(env, fontsize=9)
@@ -101,8 +103,8 @@ def plot_study(study: Mapping[str, Any], output: Path) -> None:
         panels[0, 0].legend(frameon=False, fontsize=7, ncols=1 + len(study["rows"]) // 8)
     each = (env["runs"] for row in study["rows"] for env in row["envs"].values())
     seeds = max(each, default=0)
-    title = f"{study['title']} · mean of {seeds} seeds, 95% bootstrap intervals"
-    figure.suptitle(title, fontsize=10)
+    of = f"mean of {seeds} seeds, 95% bootstrap intervals" if seeds > 1 else "one seed"
+    figure.suptitle(f"{study['title']} · {of}", fontsize=10)
     figure.tight_layout()
     figure.savefig(output)
     plt.close(figure)
@@ -125,7 +127,11 @@ def plot_sweep(study: Mapping[str, Any], output: Path) -> None:
         points.sort(key=lambda point: point[0])
         x = [at for at, _ in points]
         value = np.array([e["value"] for _, e in points])
-        low, high = (np.array([e[k] for _, e in points]) for k in ("low", "high"))
+        # A single run has no interval.
+        low, high = (
+            np.array([e["value"] if e[k] is None else e[k] for _, e in points])
+            for k in ("low", "high")
+        )
         colour = COLOURS[index % len(COLOURS)]
         errors = np.maximum(0.0, [value - low, high - value])
         axes.errorbar(x, value, yerr=errors, color=colour, marker="o", capsize=3, label=name)

@@ -19,19 +19,19 @@ LAST_EPISODES = 200
 
 
 class Estimate(NamedTuple):
-    """A number and the interval around it."""
+    """A number and the interval around it; a single run has none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class Curve(NamedTuple):
-    """An aggregate at every point of a curve, each [points]."""
+    """An aggregate at every point of a curve, each [points]; a single run has no interval."""
 
     value: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    low: np.ndarray | None
+    high: np.ndarray | None
 
 
 # --- scores ---------------------------------------------------------------------------------
@@ -118,6 +118,8 @@ def estimate(
     seed: int = 0,
 ) -> Estimate:
     """An aggregate of [runs, games] with its percentile interval."""
+    if len(scores) < 2:
+        return Estimate(float(aggregate(scores)), None, None)
     generator = np.random.default_rng(seed)
     low, high = _interval(aggregate(resample(scores, draws, generator)), confidence)
     return Estimate(float(aggregate(scores)), float(low), float(high))
@@ -132,6 +134,8 @@ def compare(
     seed: int = 0,
 ) -> Estimate:
     """A statistic of two algorithms with its interval; their runs are drawn independently."""
+    if min(len(first), len(second)) < 2:
+        return Estimate(float(statistic(first, second)), None, None)
     generator = np.random.default_rng(seed)
     a, b = resample(first, draws, generator), resample(second, draws, generator)
     low, high = _interval(statistic(a, b), confidence)
@@ -156,11 +160,13 @@ def efficiency_curve(
     """
     generator = np.random.default_rng(seed)
     runs, games, points = scores.shape
+    value = aggregate(np.moveaxis(scores, -1, 0))
+    if runs < 2:
+        return Curve(value, None, None)
     index = generator.integers(0, runs, (draws, runs, games))
-    low, high, value = np.empty(points), np.empty(points), np.empty(points)
+    low, high = np.empty(points), np.empty(points)
     for point in range(points):
         at = scores[:, :, point]
-        value[point] = aggregate(at)
         low[point], high[point] = _interval(aggregate(at[index, np.arange(games)]), confidence)
     return Curve(value, low, high)
 
@@ -183,8 +189,10 @@ def verdict(kind: str, gap: Estimate) -> str:
     """Whether a claim about two algorithms is seen in the interval of their difference.
 
     ``holds``, ``reversed`` or ``open`` for "better"; ``differs`` or ``no difference seen`` for
-    "similar", which few runs can never prove.
+    "similar", which few runs can never prove; ``too few runs`` where there is no interval.
     """
+    if gap.low is None or gap.high is None:
+        return "too few runs"
     if kind == "better":
         return "holds" if gap.low > 0.0 else "reversed" if gap.high < 0.0 else "open"
     return "no difference seen" if gap.low <= 0.0 <= gap.high else "differs"

@@ -78,9 +78,11 @@ def _print_study(study: Mapping[str, Any]) -> None:
         console.print(f"  {claim['verdict']:<20} {claim['text']}   {shown}", markup=False)
 
 
-def _interval(estimate: Mapping[str, float] | None) -> str:
+def _interval(estimate: Mapping[str, float | None] | None) -> str:
     if not estimate:
         return "–"
+    if estimate["low"] is None:
+        return f"{estimate['value']:.3g}"
     return f"{estimate['value']:.3g} ({estimate['low']:.3g}, {estimate['high']:.3g})"
 
 

@@ -243,7 +243,7 @@ def _row(
     }
 
 
-def _curve(runs: Sequence[RunData]) -> dict[str, list[float]] | None:
+def _curve(runs: Sequence[RunData]) -> dict[str, list[float] | None] | None:
     """The mean over seeds at common steps, with its interval."""
     if not runs:
         return None
@@ -257,7 +257,7 @@ def _curve(runs: Sequence[RunData]) -> dict[str, list[float]] | None:
         return None
     stacked = np.array([[statistics.on_grid(r.steps, r.returns, grid)] for r in runs])
     curve = statistics.efficiency_curve(stacked, statistics.mean)
-    digits = lambda values: [float(f"{x:.5g}") for x in values]  # noqa: E731
+    digits = lambda values: None if values is None else [float(f"{x:.5g}") for x in values]  # noqa: E731
     return {
         "steps": digits(grid),
         "value": digits(curve.value),
@@ -272,17 +272,19 @@ def _claim(claim: Mapping[str, Any], matrices: Mapping[str, Any]) -> dict[str, A
         return {**claim, "verdict": "not run", "gap": None, "improvement": None}
     gap = statistics.compare(first, second, statistics.difference)
     improvement = statistics.compare(first, second)
-    few = min(len(first), len(second)) < 2
     return {
         **claim,
-        "verdict": "one run each" if few else statistics.verdict(claim["kind"], gap),
+        "verdict": statistics.verdict(claim["kind"], gap),
         "gap": _plain(gap),
         "improvement": _plain(improvement),
     }
 
 
-def _plain(estimate: statistics.Estimate) -> dict[str, float]:
-    return {name: float(f"{value:.6g}") for name, value in estimate._asdict().items()}
+def _plain(estimate: statistics.Estimate) -> dict[str, float | None]:
+    return {
+        name: None if value is None else float(f"{value:.6g}")
+        for name, value in estimate._asdict().items()
+    }
 
 
 def _machines(runs: Sequence[RunData]) -> list[dict[str, Any]]:

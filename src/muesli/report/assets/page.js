@@ -59,6 +59,9 @@
   const dash = (index) => ["", "6 4", "2 4"][Math.floor(index / 7) % 3];
   const indexOf = (name) => study.rows.findIndex((row) => row.name === name);
   const visible = (row) => !hidden.has(row.name);
+  // A single run has no interval.
+  const hasInterval = (e) => e.low !== null;
+  const ends = (e) => (hasInterval(e) ? [e.low, e.high] : [e.value, e.value]);
 
   // --- the page ----------------------------------------------------------------------------
   function render() {
@@ -115,13 +118,13 @@
   function claims() {
     if (!study.claims.length) return [];
     const gaps = study.claims.filter((c) => c.gap);
-    const reach = Math.max(0.01, ...gaps.flatMap((c) => [Math.abs(c.gap.low), Math.abs(c.gap.high)]));
+    const reach = Math.max(0.01, ...gaps.flatMap((c) => ends(c.gap).map(Math.abs)));
     return section("What the paper says, and what we see",
       element("ul", { class: "claims" }, study.claims.map((claim) =>
         element("li", {},
           element("span", { class: `badge ${claim.verdict.split(" ")[0]}` }, claim.verdict),
           element("span", {}, claim.text, claim.improvement
-            ? element("small", {}, `a run of ${label(claim.first)} beats one of ${label(claim.second)} in ${Math.round(100 * claim.improvement.value)}% of pairs (${Math.round(100 * claim.improvement.low)}–${Math.round(100 * claim.improvement.high)})`) : null),
+            ? element("small", {}, `a run of ${label(claim.first)} beats one of ${label(claim.second)} in ${Math.round(100 * claim.improvement.value)}% of pairs${hasInterval(claim.improvement) ? ` (${ends(claim.improvement).map((v) => Math.round(100 * v)).join("–")})` : ""}`) : null),
           claim.gap ? whisker(claim.gap, -reach, reach, "var(--ink)", true) : element("span"))
       )),
       element("p", { class: "caption" }, "Bars: difference of mean scores, normalised, with 95% stratified bootstrap intervals; the line is no difference. “Similar” can be contradicted by few runs, never proved. ", study.remark));
@@ -129,9 +132,9 @@
   function whisker(e, low, high, stroke, zero) {
     const width = 260, height = 26, pad = 6;
     const x = (v) => pad + (width - 2 * pad) * (Math.min(high, Math.max(low, v)) - low) / (high - low || 1);
-    return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", style: "width:260px;max-width:100%;height:26px", "aria-label": `${short(e.value)}, ${short(e.low)} to ${short(e.high)}` },
+    return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", style: "width:260px;max-width:100%;height:26px", "aria-label": [short(e.value), ...(hasInterval(e) ? [ends(e).map(short).join(" to ")] : [])].join(", ") },
       zero ? svg("line", { x1: x(0), x2: x(0), y1: 2, y2: height - 2, class: "axis", style: "stroke:var(--faint)" }) : null,
-      svg("line", { x1: x(e.low), x2: x(e.high), y1: height / 2, y2: height / 2, stroke, "stroke-width": 6, "stroke-linecap": "round", opacity: .28 }),
+      hasInterval(e) ? svg("line", { x1: x(e.low), x2: x(e.high), y1: height / 2, y2: height / 2, stroke, "stroke-width": 6, "stroke-linecap": "round", opacity: .28 }) : null,
       svg("ellipse", { cx: x(e.value), cy: height / 2, rx: 4.5, ry: 4.5, fill: stroke }));
   }
 
@@ -171,7 +174,7 @@
       picture.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "Every row is switched off."));
       return box;
     }
-    const all = rows.flatMap((row) => [row.curves[env].low, row.curves[env].high]).flat();
+    const all = rows.flatMap((row) => ends(row.curves[env])).flat();
     const facts = study.envs.find((e) => e.name === env);
     let low = Math.min(...all), high = Math.max(...all);
     const span = high - low || 1;
@@ -202,6 +205,7 @@
         : svg("text", { x: margin.left + 4, y: y(value) - 5, class: "aside" }, name));
     for (const row of rows) {
       const c = row.curves[env], index = indexOf(row.name);
+      if (!hasInterval(c)) continue;
       const point = (v, k) => `${x(c.steps[k]).toFixed(1)},${y(v).toFixed(1)}`;
       picture.append(svg("polygon", { class: "band", fill: colour(index),
         points: [...c.high.map(point), ...c.low.map(point).reverse()].join(" ") }));
@@ -261,7 +265,7 @@
     const margin = { left: 42, right: 10, top: 12, bottom: 34 };
     const points = Object.values(series).flat();
     const from = Math.log10(Math.min(...points.map((p) => p.at))), to = Math.log10(Math.max(...points.map((p) => p.at)));
-    let low = Math.min(...points.map((p) => p.low)), high = Math.max(...points.map((p) => p.high));
+    let low = Math.min(...points.flatMap(ends)), high = Math.max(...points.flatMap(ends));
     const room = 0.08 * (high - low || 1); low -= room; high += room;
     const x = (v) => margin.left + 18 + (width - margin.left - margin.right - 36) * (Math.log10(v) - from) / (to - from || 1);
     const y = (v) => height - margin.bottom - (height - margin.top - margin.bottom) * (v - low) / (high - low);
@@ -275,7 +279,7 @@
       const nudge = (index - (names.length - 1) / 2) * 5;
       picture.append(svg("polyline", { class: "curve", stroke: colour(index), points: series[name].map((p) => `${x(p.at) + nudge},${y(p.value)}`).join(" ") }));
       for (const p of series[name]) picture.append(
-        svg("line", { x1: x(p.at) + nudge, x2: x(p.at) + nudge, y1: y(p.low), y2: y(p.high), stroke: colour(index), "stroke-width": 5, "stroke-linecap": "round", opacity: .25 }),
+        svg("line", { x1: x(p.at) + nudge, x2: x(p.at) + nudge, y1: y(ends(p)[0]), y2: y(ends(p)[1]), stroke: colour(index), "stroke-width": 5, "stroke-linecap": "round", opacity: .25 }),
         svg("circle", { cx: x(p.at) + nudge, cy: y(p.value), r: 4, fill: colour(index) }));
     });
     const keys = element("div", { class: "row" }, names.map((name, index) =>
@@ -286,7 +290,8 @@
 
   // --- tables ------------------------------------------------------------------------------
   function number(e) {
-    return e ? [short(e.value), " ", element("small", {}, `${short(e.low)} – ${short(e.high)}`)] : ["–"];
+    if (!e) return ["–"];
+    return [short(e.value), hasInterval(e) ? element("small", {}, ` ${ends(e).map(short).join(" – ")}`) : null];
   }
   function scores() {
     const rows = study.rows.filter((row) => row.aggregates.iqm);
@@ -294,7 +299,8 @@
       const why = study.comparable ? "No row is finished in every environment yet." : "These environments share no measure, so their scores are not averaged.";
       return section("Scores", element("p", { class: "note" }, why));
     }
-    const low = Math.min(0, ...rows.map((row) => row.aggregates.iqm.low)), high = Math.max(...rows.map((row) => row.aggregates.iqm.high));
+    const reach = rows.flatMap((row) => ends(row.aggregates.iqm));
+    const low = Math.min(0, ...reach), high = Math.max(...reach);
     const published = study.rows.some((row) => row.published);
     const who = [...new Set(study.envs.map((env) => env.who).filter(Boolean))].join("; ");
     return section("Scores",
