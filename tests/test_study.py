@@ -275,6 +275,30 @@ def test_a_study_is_read(study_dir):
     assert rows["searching"]["finished"] == 0 and study["missing"]
 
 
+@pytest.fixture(scope="module")
+def self_play_dir(tmp_path_factory, study_dir):
+    """A discounted game of two players, as a run of it leaves it behind."""
+    path = tmp_path_factory.mktemp("games") / "seed-0"
+    path.mkdir()
+    config = set_field(set_field(small(), "agent.discount", -0.997), "env.name", "tic_tac_toe")
+    (path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    shutil.copy(next(study_dir.rglob("run.json")), path)
+    (path / "episodes.jsonl").write_text('{"return": -1.0}\n')
+    rows = [
+        {"env_steps": n, "episode_return_mean": -1.0, "eval_return_mean": n / 3_200}
+        for n in (800, 1_600)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_self_play_is_scored_by_evaluations_whatever_its_discount(self_play_dir):
+    study = read_study([self_play_dir])
+    (row,), (env,) = study["rows"], study["envs"]
+    assert row["envs"]["tic_tac_toe"]["scores"] == [0.5] and env["self_play"]
+    assert row["curves"]["tic_tac_toe"]["value"] == [0.25, 0.5]
+
+
 def test_compare_prints_intervals(study_dir, capsys):
     assert cli.main(["compare", str(study_dir), "--json"]) == 0
     out = capsys.readouterr().out
@@ -399,6 +423,20 @@ def test_a_page_of_single_runs(study_dir, browser, tmp_path):
     assert browser.run("document.querySelectorAll('.chart .band, #scores small').length") == 0
     assert "NaN" not in browser.run("document.getElementById('page').innerHTML")
     assert browser.complaints == []
+
+
+@needs_chromium
+def test_a_page_says_how_runs_were_scored(study_dir, self_play_dir, browser, tmp_path):
+    catch = study_dir / "runs" / "lambda_3"
+    for runs, said in (
+        ([catch], "the mean of its last 200 training episodes, normalised"),
+        ([self_play_dir], "is its last evaluation, against a random player, normalised"),
+    ):
+        page = tmp_path / "scored.html"
+        page.write_text(render({**read_study(runs), "media": []}), encoding="utf-8")
+        browser.open(page.as_uri())
+        assert said in browser.run("document.getElementById('page').textContent")
+        assert browser.complaints == []
 
 
 @needs_chromium

@@ -24,7 +24,8 @@ class RunData(NamedTuple):
     """What one run left behind.
 
     steps, returns: its learning curve; score: by the paper's protocol, None before any episode;
-    complete: whether it reached its last step; progress: in [0, 1].
+    self_play: whether evaluations score it; complete: whether it reached its last step; progress:
+    in [0, 1].
     """
 
     row: str
@@ -34,6 +35,7 @@ class RunData(NamedTuple):
     steps: list[float]
     returns: list[float]
     score: float | None
+    self_play: bool
     complete: bool
     progress: float
     config: Mapping[str, Any]
@@ -49,10 +51,10 @@ def read_run(path: Path, row: str = "", env: str = "", seed: int = 0) -> RunData
         return None
     rows = _rows(path / "metrics.jsonl")
     # Self-play returns say nothing of strength: there, evaluations do.
-    two_players = config["agent"]["discount"] == -1.0
-    key = "eval_return_mean" if two_players else "episode_return_mean"
+    self_play = config["agent"]["discount"] < 0.0
+    key = "eval_return_mean" if self_play else "episode_return_mean"
     curve = [(r["env_steps"], r[key]) for r in rows if isinstance(r.get(key), int | float)]
-    if two_players:
+    if self_play:
         score = curve[-1][1] if curve else None
     else:
         score = statistics.final_score([e["return"] for e in _rows(path / "episodes.jsonl")])
@@ -65,6 +67,7 @@ def read_run(path: Path, row: str = "", env: str = "", seed: int = 0) -> RunData
         steps=[float(x) for x, _ in curve],
         returns=[float(y) for _, y in curve],
         score=score,
+        self_play=self_play,
         complete=done >= config["total_env_steps"],
         progress=min(1.0, done / config["total_env_steps"]),
         config=config,
@@ -173,7 +176,7 @@ def _summarise(meta: dict[str, Any], runs: Sequence[RunData], wanted: int) -> di
         "runs_finished": sum(run.complete for run in runs),
         "progress": sum(run.progress for run in runs) / max(1, wanted),
         "comparable": comparable,
-        "envs": [_env(env, references[env]) for env in envs],
+        "envs": [_env(env, references[env], runs) for env in envs],
         "rows": rows,
         "claims": [_claim(claim, matrices) for claim in meta["claims"]],
         "machines": _machines(runs),
@@ -181,14 +184,13 @@ def _summarise(meta: dict[str, Any], runs: Sequence[RunData], wanted: int) -> di
     }
 
 
-def _env(env: str, reference: Any) -> dict[str, Any]:
-    if reference is None:
-        return {"name": env, "random": None, "reference": None, "who": ""}
+def _env(env: str, reference: Any, runs: Sequence[RunData]) -> dict[str, Any]:
     return {
         "name": env,
-        "random": reference.random,
-        "reference": reference.score,
-        "who": reference.who,
+        "random": None if reference is None else reference.random,
+        "reference": None if reference is None else reference.score,
+        "who": "" if reference is None else reference.who,
+        "self_play": any(run.self_play for run in runs if run.env == env),
     }
 
 

@@ -161,7 +161,7 @@
     }
     draw();
     return section("Learning curves", card,
-      element("p", { class: "caption" }, "Mean return of the newest 100 training episodes (evaluations, where agents play themselves), averaged over seeds; bands are 95% bootstrap intervals. Dotted: a random player and the reference."));
+      element("p", { class: "caption" }, "Mean return of the newest 100 training episodes (where agents play themselves: of evaluations against a random player), averaged over seeds; bands are 95% bootstrap intervals. Dotted: a random player and the reference."));
   }
   function chart(env) {
     const box = element("div", { class: "chart" });
@@ -303,6 +303,9 @@
     const low = Math.min(0, ...reach), high = Math.max(...reach);
     const published = study.rows.some((row) => row.published);
     const who = [...new Set(study.envs.map((env) => env.who).filter(Boolean))].join("; ");
+    const [episodes, evaluation] = ["the mean of its last 200 training episodes", "its last evaluation, against a random player"];
+    const measure = study.envs.every((env) => env.self_play) ? evaluation
+      : study.envs.some((env) => env.self_play) ? `${episodes} (for self-play: ${evaluation})` : episodes;
     return section("Scores",
       element("div", { class: "scroll" }, element("table", { id: "scores" },
         element("thead", {}, element("tr", {}, ["Row", "Runs", "Interquartile mean", "", "Median", "Mean", "Optimality gap"].map((h, k) => element("th", { class: k === 0 || k === 2 ? "text" : null, scope: "col" }, h)), published ? element("th", { class: "text", scope: "col" }, "In the paper, on Atari") : null)),
@@ -316,7 +319,7 @@
             element("td", {}, ...number(a.mean)), element("td", {}, ...number(a.optimality_gap)),
             published ? element("td", { class: "text" }, row.published || "–") : null);
         })))),
-      element("p", { class: "caption" }, "A run’s score is the mean of its last 200 training episodes, normalised so that a random player has 0 and the reference 1",
+      element("p", { class: "caption" }, `A run’s score is ${measure}, normalised so that a random player has 0 and the reference 1`,
         who ? ` (${who})` : "", ". Median: over environments, of the mean over seeds, as in the paper. Small figures are 95% stratified bootstrap intervals."));
   }
   function games() {
