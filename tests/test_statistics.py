@@ -138,6 +138,10 @@ def test_an_interval_covers_the_truth_as_often_as_it_says():
         ("better", (-0.3, -0.1), "reversed"),
         ("similar", (-0.1, 0.3), "no difference seen"),
         ("similar", (0.1, 0.3), "differs"),
+        ("similar", (-0.3, -0.1), "differs"),
+        ("no_worse", (0.1, 0.3), "holds"),
+        ("no_worse", (-0.1, 0.3), "no difference seen"),
+        ("no_worse", (-0.3, -0.1), "reversed"),
     ],
 )
 def test_verdicts(kind, interval, said):

@@ -50,6 +50,12 @@ def test_the_games_are_the_papers():
     assert TABLE_11["atari:zaxxon"] == "65,325 ± 395"
 
 
+def test_a_claim_is_tested_as_it_is_worded():
+    for suite in SUITES.values():
+        for claim in suite.claims:
+            assert (claim.kind == "no_worse") == ("at least as well" in claim.text), claim.text
+
+
 def test_a_row_changes_its_fields_and_nothing_else():
     for name in ("returns", "kl_samples", "model", "q_model", "acting", "beta_loo", "prior"):
         suite = SUITES[name]

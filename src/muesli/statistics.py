@@ -189,10 +189,13 @@ def verdict(kind: str, gap: Estimate) -> str:
     """Whether a claim about two algorithms is seen in the interval of their difference.
 
     ``holds``, ``reversed`` or ``open`` for "better"; ``differs`` or ``no difference seen`` for
-    "similar", which few runs can never prove; ``too few runs`` where there is no interval.
+    "similar", which few runs can never prove; for "no_worse" the same, but ``holds`` or
+    ``reversed`` for a difference; ``too few runs`` where there is no interval.
     """
     if gap.low is None or gap.high is None:
         return "too few runs"
-    if kind == "better":
-        return "holds" if gap.low > 0.0 else "reversed" if gap.high < 0.0 else "open"
-    return "no difference seen" if gap.low <= 0.0 <= gap.high else "differs"
+    if gap.low <= 0.0 <= gap.high:
+        return "open" if kind == "better" else "no difference seen"
+    if kind == "similar":
+        return "differs"
+    return "holds" if gap.low > 0.0 else "reversed"

@@ -225,8 +225,8 @@ SUITES: dict[str, Suite] = {
             _row("mpo", update__name="mpo"),
         ),
         claims=(
-            Claim("better", "muesli", "direct_mpo", "Muesli does at least as well as direct MPO"),
-            Claim("better", "muesli", "cmpo", "Muesli does at least as well as CMPO alone"),
+            Claim("no_worse", "muesli", "direct_mpo", "Muesli does at least as well as direct MPO"),
+            Claim("no_worse", "muesli", "cmpo", "Muesli does at least as well as CMPO alone"),
             Claim("better", "cmpo", "mpo", "clipping does better than constrained MPO"),
         ),
         scales=_scales(),

@@ -42,10 +42,10 @@ class Scale:
 @dataclass(frozen=True)
 class Claim:
     """What the paper says of two rows. ``better``: the first scores higher; ``similar``: neither
-    does. ``text`` is the sentence the report prints.
+    does; ``no_worse``: the second does not. ``text`` is the sentence the report prints.
     """
 
-    kind: Literal["better", "similar"]
+    kind: Literal["better", "similar", "no_worse"]
     first: str
     second: str
     text: str

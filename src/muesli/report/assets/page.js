@@ -99,8 +99,8 @@
   }
   function verdict() {
     const count = (name) => study.claims.filter((claim) => claim.verdict === name).length;
-    const seen = count("holds") + count("no difference seen"), against = count("reversed") + count("differs");
-    const rest = study.claims.length - seen - against;
+    const seen = count("holds"), alike = count("no difference seen"), against = count("reversed") + count("differs");
+    const rest = study.claims.length - seen - alike - against;
     const best = study.rows.filter((row) => row.aggregates.iqm)
       .sort((a, b) => b.aggregates.iqm.value - a.aggregates.iqm.value)[0];
     const lead = best && study.rows.length > 1
@@ -111,6 +111,7 @@
       seen === 1 ? " statements agrees with these runs" : " statements agree with these runs");
     if (against) parts.push(", ", element("strong", {}, String(against)), against === 1 ? " disagrees" : " disagree");
     if (rest) parts.push(", ", element("strong", {}, String(rest)), rest === 1 ? " stays open" : " stay open");
+    if (alike) parts.push("; for ", element("strong", {}, String(alike)), " no difference was seen, which contradicts nothing and proves nothing");
     parts.push(".", ...lead);
     return parts;
   }
@@ -127,7 +128,7 @@
             ? element("small", {}, `a run of ${label(claim.first)} beats one of ${label(claim.second)} in ${Math.round(100 * claim.improvement.value)}% of pairs${hasInterval(claim.improvement) ? ` (${ends(claim.improvement).map((v) => Math.round(100 * v)).join("–")})` : ""}`) : null),
           claim.gap ? whisker(claim.gap, -reach, reach, "var(--ink)", true) : element("span"))
       )),
-      element("p", { class: "caption" }, "Bars: difference of mean scores, normalised, with 95% stratified bootstrap intervals; the line is no difference. “Similar” can be contradicted by few runs, never proved. ", study.remark));
+      element("p", { class: "caption" }, "Bars: difference of mean scores, normalised, with 95% stratified bootstrap intervals; the line is no difference. That rows are alike can be contradicted by few runs, never proved. ", study.remark));
   }
   function whisker(e, low, high, stroke, zero) {
     const width = 260, height = 26, pad = 6;
