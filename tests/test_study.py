@@ -22,6 +22,7 @@ from muesli import presets
 from muesli.checkpoint import read_manifest
 from muesli.cli import main as cli
 from muesli.cli import plugins
+from muesli.config import ConfigError
 from muesli.executors import rates
 from muesli.executors.directory import describe, write_description
 from muesli.executors.jobs import execute, plan, probe, state_of, write_job
@@ -167,6 +168,32 @@ def test_runs_of_another_configuration_are_refused(study_dir, capsys, monkeypatc
     assert before == {p: p.read_bytes() for p in study_dir.rglob("*") if p.is_file()}
 
 
+def test_a_suite_takes_fields_for_every_run(tmp_path, capsys):
+    runs = expand(SUITE, Selection("laptop", fields={"log.log_every_steps": 400}))
+    described = describe("tested", SUITE, Selection("laptop", fields={"seed": 1}), runs, [], [])
+    assert described["fields"] == {"seed": 1}
+    line = ["suite", "tested", "--dry-run", "--json", "--total-env-steps", "3200"]
+    assert cli.main([*line, "--env.num-envs=4", "--batch.online-sequences", "2"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["frames"] == 4 * 3_200
+    assert cli.main([*line, "--env.num-envs", "3", "--batch.online-sequences", "2"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "env.num_envs: must be a multiple" in error and "\n" not in error
+
+
+def test_rows_that_come_later_have_the_same_fields(study_dir, tmp_path):
+    """Also where no run is there twice, a study is not mixed from two lengths."""
+    out = tmp_path / "out"
+    shutil.copytree(study_dir, out)
+    selection = Selection("laptop", rows=("lambda_3",), fields={"total_env_steps": 3_200})
+    shutil.rmtree(out / "runs" / "lambda_3")
+    runs = expand(SUITE, selection)
+    described = describe("tested", SUITE, selection, runs, ["other"], [])
+    with pytest.raises(ConfigError, match="total_env_steps is as the scale says there and 3200"):
+        write_description(out, described, runs)
+    shutil.rmtree(out / "runs")  # nothing is kept of them
+    write_description(out, described, runs)
+
+
 def test_a_command_that_runs_nothing_made_nothing(study_dir, tmp_path, capsys):
     out = tmp_path / "out"
     shutil.copytree(study_dir, out)
@@ -193,7 +220,8 @@ def test_rates_are_remembered_and_estimate_hours(study_dir, capsys):
     rate = rates.read_rates()[key]["frames_per_second"]
     assert found["frames"] == 4 * 1_600
     assert found["hours"] == pytest.approx(4 * 1_600 / rate / 3600)
-    assert any("not here: search.depth_of_nothing" in line for line in printed)
+    missing = [line for line in printed if line.startswith("not here: search.depth_of_nothing")]
+    assert len(missing) == 1 and missing[0].endswith("(searching on catch)")  # of two runs
     assert cli.main(["suite", "clipping", "--scale", "paper", "--seeds", "1", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "200,000,000 frames  hours unknown" in out and "no rate measured here yet" in out
@@ -223,6 +251,13 @@ def test_looking_at_the_device_leaves_the_environment_as_it_was(monkeypatch):
         (["suite", "baseline"], "unknown suite 'baseline' (did you mean baselines?)"),
         (["suite", "baselines", "--rows", "nobody"], "rows: there is no 'nobody'"),
         (["suite", "baselines", "--jobs", "0"], "--jobs: must be at least 1"),
+        (["suite", "tested", "--batch.replay-capacity", "9"], "--batch.replay-capacity-steps?"),
+        (["suite", "tested", "--width=2", "--sed", "1"], "--sed: there is no such field"),
+        (["suite", "tested", "--update.cmpo-weight", "1"], "the rows differ in it (lambda_3)"),
+        (["suite", "tested", "--env.name", "catch"], "--env.name: is --envs here"),
+        (["suite", "tested", "--env.num-envs", "many"], "--env.num-envs INT"),
+        (["suite", "tested", "--rows", "lambda_3", "--dry-run", "--envs", "foo"], "'foo'"),
+        (["suite", "tested", "--rows", "lambda_3", "--total-env-steps", "-1"], "got -1"),
         (["compare", "/no/such/place"], "is no directory"),
         (["--plugin", "/no/such/file.py", "list", "suites"], "is not a Python file"),
     ],

@@ -75,6 +75,14 @@ def test_an_update_brings_its_own_hyperparameters():
     assert tuned[0].config.update.name == "mpo" and tuned[0].config.update.mpo_kl_limit == 0.03
 
 
+def test_fields_for_every_run_come_before_what_rows_compute_and_after_updates():
+    fields = {"batch.batch_sequences": 60, "env.num_envs": 60}
+    large = expand(SUITES["large"], Selection("laptop", rows=("replay_80",), fields=fields))
+    assert large[0].config.batch.online_sequences == 12
+    chosen = Selection("laptop", rows=("pg",), fields={"update.entropy_weight": 0.5})
+    assert expand(SUITES["baselines"], chosen)[0].config.update.entropy_weight == 0.5
+
+
 def test_replayed_shares():
     for scale, share in (("laptop", 0.8), ("gpu", 0.8), ("paper", 0.8)):
         run = expand(SUITES["large"], Selection(scale, rows=("replay_80",)))[0]

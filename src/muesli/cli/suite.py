@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ FAILED = 3
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="muesli suite", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="muesli suite",
+        allow_abbrev=False,
+        epilog="Any field of a configuration, as of 'muesli train', is set in every run: "
+        "--batch.replay-capacity-steps 3600000.",
+    )
     parser.add_argument("name", metavar="NAME", help="'muesli list suites' shows them all")
     parser.add_argument("--scale", choices=("laptop", "gpu", "paper"), default="laptop")
     parser.add_argument("--seeds", type=int, help="seeds of each row (default: the scale's)")
@@ -37,8 +43,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def suite_command(argv: Sequence[str]) -> int:
-    """``muesli suite NAME [--scale SCALE] [--seeds N] [--out DIR] [--executor E] [--dry-run]``."""
-    args = _parser().parse_args(list(argv))
+    """``muesli suite NAME [--scale S] [--seeds N] [--FIELD VALUE …] [--out DIR] [--dry-run]``."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(list(argv))
     for flag, value in (("--jobs", args.jobs), ("--width", args.width)):
         if value < 1:
             raise UsageError(f"{flag}: must be at least 1, got {value}")
@@ -49,9 +56,12 @@ def suite_command(argv: Sequence[str]) -> int:
         hint = nearest(args.name, list(SUITES))
         raise UsageError(f"unknown suite '{args.name}'{hint}; 'muesli list suites' shows them all")
     suite = SUITES[args.name]
-    fields = {} if args.total_env_steps is None else {"total_env_steps": args.total_env_steps}
     split = lambda text: tuple(part for part in text.split(",") if part)  # noqa: E731
-    selection = Selection(args.scale, args.seeds, split(args.rows), split(args.envs), fields)
+    selection = Selection(args.scale, args.seeds, split(args.rows), split(args.envs))
+    fields = _fields(suite, selection, rest, list(parser._option_string_actions))
+    if args.total_env_steps is not None:
+        fields["total_env_steps"] = args.total_env_steps
+    selection = replace(selection, fields=fields)
 
     from muesli.executors.jobs import plan, probe
     from muesli.runners.device import look_at_device
@@ -59,14 +69,14 @@ def suite_command(argv: Sequence[str]) -> int:
     device = look_at_device()
     runs, inside_jax = probe(expand(suite, selection))
     jobs = plan(runs, suite.scales[args.scale].preset, inside_jax, args.width)
-    if args.dry_run:
-        return _dry_run(runs, jobs, device, args.json)
-    for line in dict.fromkeys(
-        f"{run.row} on {run.env}: {run.missing}" for run in runs if run.missing
-    ):
-        print(f"left out {line}", flush=True)
+    missing = _missing(runs)
     if not jobs:
-        raise UsageError(f"nothing of the suite {args.name} can run here")
+        why = "; ".join(dict.fromkeys(run.missing for run in runs))
+        raise UsageError(f"nothing of the suite {args.name} can run here: {why}")
+    if args.dry_run:
+        return _dry_run(runs, jobs, missing, device, args.json)
+    for line in missing:
+        print(f"not here: {line}", flush=True)
 
     from muesli.executors.directory import describe, write_description
 
@@ -85,6 +95,50 @@ def suite_command(argv: Sequence[str]) -> int:
     if "stopped" in counts:
         return INTERRUPTED
     return FAILED if "failed" in counts else 0
+
+
+def _fields(
+    suite: Any, selection: Any, arguments: Sequence[str], options: Sequence[str]
+) -> dict[str, Any]:
+    """The ``--FIELD VALUE`` pairs, for every run of the suite; none may undo what its rows are."""
+    if not arguments:
+        return {}
+    from muesli.cli.train import parse_fields
+    from muesli.fields import get_field
+    from muesli.suites import base_config, scale_of
+
+    base = base_config(scale_of(suite, selection.scale))
+    config = parse_fields(base, arguments, "muesli suite", also=options)
+    flags = [argument.split("=")[0] for argument in arguments if argument.startswith("--")]
+    fields = {name: get_field(config, name) for name in (f[2:].replace("-", "_") for f in flags)}
+    rows = [row for row in suite.rows if not selection.rows or row.name in selection.rows]
+    owners = {field: f"the rows differ in it ({row.name})" for row in rows for field in row.fields}
+    owners |= {
+        "seed": "--seeds N gives every row the seeds 0 to N - 1",
+        "env.name": "is --envs here",
+    }
+    for name in fields:
+        if name in owners:
+            raise UsageError(f"--{name.replace('_', '-')}: {owners[name]}")
+    return fields
+
+
+def _missing(runs: Sequence[Any]) -> list[str]:
+    """What keeps runs from being done, each reason once, with whom it keeps."""
+    kept: dict[str, list[Any]] = {}
+    for run in runs:
+        if run.missing:
+            kept.setdefault(run.missing, []).append(run)
+
+    def some(names: Sequence[str]) -> str:
+        distinct = list(dict.fromkeys(names))
+        more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+        return ", ".join(distinct[:3]) + more
+
+    return [
+        f"{reason} ({some([r.row for r in those])} on {some([r.env for r in those])})"
+        for reason, those in kept.items()
+    ]
 
 
 def _execute(args: argparse.Namespace, jobs: Sequence[Any], out: Path) -> list[Any]:
@@ -107,7 +161,9 @@ def _execute(args: argparse.Namespace, jobs: Sequence[Any], out: Path) -> list[A
     )
 
 
-def _dry_run(runs: Sequence[Any], jobs: Sequence[Any], device: str, as_json: bool) -> int:
+def _dry_run(
+    runs: Sequence[Any], jobs: Sequence[Any], missing: Sequence[str], device: str, as_json: bool
+) -> int:
     """Every run with its frames, and hours at the last rate measured here."""
     from muesli.executors.jobs import frames_of
     from muesli.executors.rates import estimated_hours
@@ -122,14 +178,13 @@ def _dry_run(runs: Sequence[Any], jobs: Sequence[Any], device: str, as_json: boo
             hours = estimated_hours(job.preset, run.env, device, frames)
             entry |= {"frames": frames, "hours": hours, "job": job.number}
         entries.append(entry)
-    width = max(len(e["run"]) for e in entries)
-    for e in entries:
-        if e["missing"]:
-            print(f"{e['run']:<{width}}  not here: {e['missing']}")
-        else:
-            cost = f"{e['frames']:>13,} frames  {_hours(e['hours'])}"
-            print(f"{e['run']:<{width}}  {cost}  job {e['job']}")
     able = [e for e in entries if not e["missing"]]
+    width = max(len(e["run"]) for e in able)
+    for e in able:
+        cost = f"{e['frames']:>13,} frames  {_hours(e['hours'])}"
+        print(f"{e['run']:<{width}}  {cost}  job {e['job']}")
+    for line in missing:
+        print(f"not here: {line}")
     known = [e["hours"] for e in able if e["hours"] is not None]
     total = sum(known) if len(known) == len(able) else None
     frames = sum(e["frames"] for e in able)

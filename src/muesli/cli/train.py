@@ -34,37 +34,54 @@ _LINE_SECONDS = 30.0
 
 def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Config]:
     """The preset's configuration with the fields given on the command line."""
-    import tyro
-
     name, default, text = _preset(preset)
     default = _with_named_update(default, arguments)
+    try:
+        config = parse_fields(default, arguments, f"muesli train {name}", text)
+    except UsageError as error:
+        stray = str(error).removeprefix("Unrecognized options: ")
+        if preset is None and stray != str(error) and not stray.startswith("-"):
+            raise UsageError(f"{stray}: PRESET comes first, before every option") from None
+        raise
+    validate(config)
+    return name, config
+
+
+def parse_fields(
+    default: Config,
+    arguments: Sequence[str],
+    prog: str,
+    description: str = "",
+    also: Sequence[str] = (),
+) -> Config:
+    """``default`` with the fields given on the command line, not yet validated.
+
+    ``also``: flags that a misspelt one may have meant besides fields.
+    """
+    import tyro
+
     known = [f"--{field.replace('_', '-')}" for field, _ in leaves(default)]
     for flag in (argument.split("=")[0] for argument in arguments):
         if flag.startswith("--") and flag.replace("_", "-") not in (*known, "--help"):
-            raise UsageError(f"{flag}: there is no such field{nearest(flag, known)}")
+            hint = nearest(flag, [*known, *also])
+            raise UsageError(f"{flag}: there is no such field{hint}")
     said = io.StringIO()
     numbers = tyro.constructors.ConstructorRegistry()
     numbers.primitive_rule(_whole_numbers)
     try:
         with contextlib.redirect_stderr(said):
-            config = tyro.cli(
+            return tyro.cli(
                 tyro.conf.configure(tyro.conf.FlagConversionOff)(Config),
                 default=default,
                 args=list(arguments),
-                prog=f"muesli train {name}",
-                description=text,
+                prog=prog,
+                description=description,
                 registry=numbers,
             )
     except SystemExit as end:
-        if not end.code:
-            raise
-        line = _in_one_line(said.getvalue())
-        stray = line.removeprefix("Unrecognized options: ")
-        if preset is None and stray != line and not stray.startswith("-"):
-            raise UsageError(f"{stray}: PRESET comes first, before every option") from None
-        raise UsageError(line) from None
-    validate(config)
-    return name, config
+        if end.code:
+            raise UsageError(_in_one_line(said.getvalue())) from None
+        raise
 
 
 def _whole_numbers(info: Any) -> Any:

@@ -33,6 +33,7 @@ def describe(
         "published": {e: t for e, t in suite.published.items() if e in {run.env for run in runs}},
         "scale": selection.scale,
         "preset": suite.scales[selection.scale].preset,
+        "fields": {k: _plain(v) for k, v in selection.fields.items()},
         "command": list(command),
         "earlier_commands": [],
         "plugins": list(plugins),
@@ -83,20 +84,21 @@ def write_description(out: Path, description: dict[str, Any], runs: Sequence[Run
             )
     _refuse_changed(out, runs)
     if known is not None:
+        _refuse_other_fields(out, known, description)
         description = _merge(known, description, _something_to_do(out, runs))
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
 def _refuse_changed(out: Path, runs: Sequence[Run]) -> None:
-    """A run that was begun is this run only if it was begun with this configuration."""
+    """A run of which something is kept is this run only if it has this configuration."""
     from muesli.runners.rundir import read_config
 
     changed: dict[str, str] = {}
     paths = []
     for run in runs:
         path = out / "runs" / run.path
-        if run.config is None or not (path / "config.json").exists():
+        if run.config is None or state_of(path) == "fresh":
             continue
         try:
             begun = read_config(path)
@@ -109,10 +111,29 @@ def _refuse_changed(out: Path, runs: Sequence[Run]) -> None:
             paths.append(run.path)
     if paths:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        raise ConfigError(
-            f"out: {out} holds runs of another configuration ({paths[0]}{more}: "
-            f"{', '.join(changed.values())}); choose another directory with --out"
-        )
+        raise _other(out, f"{paths[0]}{more}: {', '.join(changed.values())}")
+
+
+def _refuse_other_fields(out: Path, known: dict[str, Any], new: dict[str, Any]) -> None:
+    """Rows or seeds that come later are to be compared with those that are there."""
+    if "fields" not in known:  # written before they were
+        return
+    theirs, ours = known["fields"], json.loads(json.dumps(new["fields"]))
+    unset = "as the scale says"
+    differing = [
+        f"{name} is {theirs.get(name, unset)} there and {ours.get(name, unset)} here"
+        for name in theirs | ours
+        if theirs.get(name, unset) != ours.get(name, unset)
+    ]
+    if differing and any(state_of(out / run["path"]) != "fresh" for run in known["runs"]):
+        raise _other(out, ", ".join(differing))
+
+
+def _other(out: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"out: {out} holds runs of another configuration ({why}); "
+        "choose another directory with --out"
+    )
 
 
 def _something_to_do(out: Path, runs: Sequence[Run]) -> bool:

@@ -9,7 +9,9 @@ from muesli.suites.records import (
     Scale,
     Selection,
     Suite,
+    base_config,
     expand,
+    scale_of,
     set_fields,
 )
 
@@ -22,6 +24,8 @@ __all__ = [
     "Scale",
     "Selection",
     "Suite",
+    "base_config",
     "expand",
+    "scale_of",
     "set_fields",
 ]

@@ -363,7 +363,7 @@ SUITES: dict[str, Suite] = {
     ),
     "network": Suite(
         title="The size of the network",
-        figure="table 10 (IMPALA and MuZero networks)",
+        figure="beside table 10",
         rows=tuple(
             _row(
                 f"units_{n}", network__torso_units=n, network__core_units=n, network__model_units=n
@@ -372,6 +372,8 @@ SUITES: dict[str, Suite] = {
         ),
         claims=(Claim("better", "units_512", "units_32", "a larger network scores higher"),),
         scales=_scales(paper_seeds=2),
+        remark="Table 10 has the networks of IMPALA (suite atari_57) and MuZero (suite large); "
+        "this one keeps the preset's and changes its units.",
     ),
     "go": Suite(
         title="9×9 Go by self-play",

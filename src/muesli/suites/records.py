@@ -116,15 +116,27 @@ class Selection:
     rows: tuple[str, ...] = ()
     envs: tuple[str, ...] = ()
     fields: Fields = field(default_factory=dict)
-    """Set in every run, after everything else."""
+    """Set in every run, over everything else."""
+
+
+def scale_of(suite: Suite, name: str) -> Scale:
+    """A scale of a suite by name."""
+    if name not in suite.scales:
+        known = ", ".join(suite.scales)
+        raise ConfigError(f"scale: this suite has no '{name}'; it has {known}")
+    return suite.scales[name]
+
+
+def base_config(scale: Scale) -> Config:
+    """What every row of a suite starts from at a scale."""
+    if scale.preset not in PRESETS:
+        raise ConfigError(f"this version has no preset '{scale.preset}'")
+    return set_fields(PRESETS[scale.preset](), scale.fields)
 
 
 def expand(suite: Suite, selection: Selection) -> list[Run]:
     """Every run of a suite, in order: rows, then environments, then seeds."""
-    if selection.scale not in suite.scales:
-        known = ", ".join(suite.scales)
-        raise ConfigError(f"scale: this suite has no '{selection.scale}'; it has {known}")
-    scale = suite.scales[selection.scale]
+    scale = scale_of(suite, selection.scale)
     rows = [r for r in suite.rows if not selection.rows or r.name in selection.rows]
     unknown = set(selection.rows) - {r.name for r in suite.rows}
     if unknown:
@@ -144,11 +156,10 @@ def expand(suite: Suite, selection: Selection) -> list[Run]:
 
 
 def _configure(scale: Scale, row: Row, env: str, last: Fields) -> tuple[Config | None, str]:
-    if scale.preset not in PRESETS:
-        return None, f"this version has no preset '{scale.preset}'"
     try:
-        config = set_fields(PRESETS[scale.preset](), {**scale.fields, "env.name": env})
-        # The row's update takes its own hyperparameters; what the scale set of it stays.
+        # Rows may compute a field from what was chosen; and what was chosen outlasts the
+        # hyperparameters that a row's update brings.
+        config = set_fields(base_config(scale), {"env.name": env, **last})
         config = set_fields(set_fields(config, row.fields), last)
         validate(config)
     except ConfigError as error:
