@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 import signal
+import socket
+import sys
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -381,6 +384,45 @@ def test_plot_draws_a_suite_with_bands(study_dir, tmp_path, capsys):
     assert (tmp_path / "sweep.png").stat().st_size > 5_000
 
 
+def test_plot_draws_a_directory_of_seeds(study_dir, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("muesli.plots.plot_study", lambda study, output: drawn.append(study))
+    runs, picture = study_dir / "runs", str(tmp_path / "new" / "x.png")
+    line = ["plot", str(runs / "lambda_3"), str(runs / "lambda_0.3/catch/seed-0"), "-o", picture]
+    assert cli.main(line) == 0
+    assert {row["name"]: row["runs"] for row in drawn[0]["rows"]} == {"lambda_3": 2, "seed-0": 1}
+    assert drawn[0]["rows"][0]["curves"]["catch"]["low"] is not None
+
+
+def test_a_curve_of_one_point_can_be_seen(study_dir, tmp_path):
+    short = tmp_path / "seeds" / "short"
+    shutil.copytree(study_dir / "runs/lambda_3/catch/seed-0", short)
+    rows = (short / "metrics.jsonl").read_text().splitlines(True)
+    (short / "metrics.jsonl").write_text(rows[-1])
+    for directory in (short, short.parent):  # as a run, and as a row of a study
+        assert cli.main(["plot", str(directory), "-o", str(tmp_path / "point.svg")]) == 0
+        assert "fill: #0072b2" in (tmp_path / "point.svg").read_text()  # not only a line
+
+
+def test_what_cannot_be_written_or_served_is_said(study_dir, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    beneath, directory = str(tmp_path / "file" / "x"), str(study_dir)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for line, complaint in (
+            (["plot", directory, "-o", "p.foo"], "no picture ends in .foo"),
+            (["plot", directory, "-o", f"{beneath}.png"], "--output: cannot write"),
+            (["report", directory, "--videos", "0", "-o", beneath], "--output: cannot write"),
+            (["report", directory, "--live", "--port", "99999"], "to 65535, got 99999"),
+            (["report", directory, "--live", "--port", port], "--port: cannot listen at"),
+        ):
+            assert cli.main(line) == 2
+            error = capsys.readouterr().err.strip()
+            assert complaint in error and "\n" not in error
+
+
 needs_chromium = pytest.mark.skipif(
     EXECUTABLE is None, reason="NO CHROMIUM: the page is not tested (apt-get install chromium)"
 )
@@ -525,6 +567,19 @@ def test_a_page_holds_everything_it_needs(study_dir):
 
 
 # --- Ray ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no cluster there\nhint"), ValueError("what?")])
+def test_a_cluster_that_cannot_be_joined_is_said(tmp_path, jobs, monkeypatch, error):
+    from muesli.executors.cluster import run_on_ray
+
+    def init(**options):
+        raise error
+
+    pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", pretended)
+    with pytest.raises(ConfigError, match=r"ray-address: cannot join 1\.2\.3\.4:99 \([^\n]*\)$"):
+        run_on_ray(jobs, tmp_path, address="1.2.3.4:99")
 
 
 @pytest.mark.slow

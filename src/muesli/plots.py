@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from muesli.config import ConfigError
 from muesli.metrics import read_jsonl
 
 # Okabe and Ito's colours, told apart by everyone.
@@ -21,15 +22,31 @@ def style(axes: Any) -> None:
         axes.spines[side].set_visible(False)
 
 
-def plot_runs(run_dirs: Sequence[Path], output: Path, title: str | None = None) -> None:
-    """Training returns and evaluations of runs against environment steps."""
+def picture_file(output: Path) -> Path:
+    """The file that a picture goes to, a PNG unless it says otherwise; refuses other formats."""
+    from matplotlib.figure import Figure
+
+    output = output if output.suffix else output.with_suffix(".png")
+    known = Figure().canvas.get_supported_filetypes()
+    if output.suffix[1:].lower() not in known:
+        raise ConfigError(f"output: no picture ends in {output.suffix}; {', '.join(known)} do")
+    return output
+
+
+def _marker(steps: Sequence[float]) -> str | None:
+    """A line through a single point cannot be seen."""
+    return "o" if len(steps) == 1 else None
+
+
+def plot_runs(runs: Mapping[Path, str], output: Path) -> None:
+    """Training returns and evaluations of runs, each with its name, against environment steps."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.0, 4.2), dpi=130)
-    for index, run_dir in enumerate(run_dirs):
+    for index, (run_dir, name) in enumerate(runs.items()):
         rows = read_jsonl(run_dir / "metrics.jsonl")
         colour = COLOURS[index % len(COLOURS)]
         curve = [
@@ -39,7 +56,8 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, title: str | None = None) 
         ]
         if curve:
             steps, returns = np.array(curve).T
-            axes.plot(steps, returns, color=colour, label=run_dir.name, linewidth=1.8)
+            mark = _marker(steps)
+            axes.plot(steps, returns, color=colour, label=name, linewidth=1.8, marker=mark)
         evaluated = [r for r in rows if "eval_return_mean" in r]
         if evaluated:
             axes.errorbar(
@@ -54,9 +72,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, title: str | None = None) 
             )
     axes.set_xlabel("environment steps")
     axes.set_ylabel("episode return")
-    axes.set_title(
-        title or "line: training episodes (last 100) · dots: evaluation ± 95%", fontsize=9
-    )
+    axes.set_title("line: training episodes (last 100) · dots: evaluation ± 95%", fontsize=9)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8)
     style(axes)
@@ -93,8 +109,15 @@ def plot_study(study: Mapping[str, Any], output: Path) -> None:
             if curve["low"] is not None:
                 low, high = curve["low"], curve["high"]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.14, lw=0)
-            label = row["name"].replace("_", " ")
-            axes.plot(steps, curve["value"], dashes, color=colour, linewidth=1.8, label=label)
+            axes.plot(
+                steps,
+                curve["value"],
+                dashes,
+                color=colour,
+                linewidth=1.8,
+                marker=_marker(steps),
+                label=row["name"].replace("_", " "),
+            )
         axes.set_title(env, fontsize=9)
         axes.set_xlabel("environment steps")
         style(axes)

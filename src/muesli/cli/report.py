@@ -100,10 +100,15 @@ def report_command(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=0, help="live: default is any free one")
     args = parser.parse_args(list(argv))
     _check(args.directories)
+    if not 0 <= args.port <= 65_535:
+        raise UsageError(f"--port: must be 0 (any free one) to 65535, got {args.port}")
     if args.live:
         from muesli.report.live import serve
 
-        serve(args.directories, args.port, lambda line: print(line, flush=True))
+        try:
+            serve(args.directories, args.port, lambda line: print(line, flush=True))
+        except OSError as error:
+            raise UsageError(f"--port: cannot listen at {args.port} ({error.strerror})") from error
         return 0
 
     from muesli.report import read_study
@@ -112,8 +117,11 @@ def report_command(argv: Sequence[str]) -> int:
     study = read_study(args.directories)
     study["media"] = _media(study, args.directories[0], args.videos)
     output = args.output or args.directories[0] / "report.html"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(study), encoding="utf-8")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(render(study), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output: cannot write {output} ({error.strerror})") from error
     print(f"{output} ({output.stat().st_size / 1024:.0f} kB)")
     return 0
 

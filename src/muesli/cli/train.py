@@ -344,7 +344,7 @@ def _conclude(result: Any, speaks: bool) -> int:
     for run_dir, evaluation, recent in zip(
         result.run_dirs, result.evaluations, result.returns, strict=True
     ):
-        plot_runs([run_dir], run_dir / "curve.png")
+        plot_runs({run_dir: run_dir.name}, run_dir / "curve.png")
         if evaluation:
             print(
                 f"{run_dir}: return {evaluation['return_mean']:.2f} "

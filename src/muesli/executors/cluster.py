@@ -39,7 +39,11 @@ def run_on_ray(
         ) from None
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            why = str(error).splitlines()[0]
+            raise ConfigError(f"ray-address: cannot join {address or 'Ray'} ({why})") from error
 
     @ray.remote(
         num_cpus=cpus_per_job,

@@ -221,7 +221,7 @@ def _row(
                 for x in finished
             ]
         # A run under way would cut the others' curves off.
-        begun = [run for run in here if len(run.steps) > 1]
+        begun = [run for run in here if run.steps]
         curve = _curve([run for run in begun if run.complete] or begun)
         if curve is not None:
             curves[env] = curve
@@ -255,7 +255,7 @@ def _curve(runs: Sequence[RunData]) -> dict[str, list[float] | None] | None:
     grid = [x for x in longest if start <= x <= end]
     if len(grid) > POINTS:
         grid = list(np.linspace(start, end, POINTS))
-    if len(grid) < 2:
+    if not grid:
         return None
     stacked = np.array([[statistics.on_grid(r.steps, r.returns, grid)] for r in runs])
     curve = statistics.efficiency_curve(stacked, statistics.mean)

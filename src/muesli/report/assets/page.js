@@ -215,6 +215,8 @@
       const c = row.curves[env], index = indexOf(row.name);
       picture.append(svg("polyline", { class: "curve", stroke: colour(index), "stroke-dasharray": dash(index), "data-row": row.name,
         points: c.value.map((v, k) => `${x(c.steps[k]).toFixed(1)},${y(v).toFixed(1)}`).join(" ") }));
+      // A line through a single point cannot be seen.
+      if (c.steps.length === 1) picture.append(svg("circle", { cx: x(c.steps[0]), cy: y(c.value[0]), r: 4, fill: colour(index) }));
     }
     hover(box, picture, rows, env, { x, last, width, height, margin });
     return box;
