@@ -348,6 +348,19 @@ def test_compare_prints_intervals(study_dir, capsys):
     assert "lambda_0.3 and lambda_3" in capsys.readouterr().out
 
 
+def test_compare_says_which_environments_it_leaves_out(study_dir, monkeypatch, capsys):
+    study = read_study([study_dir])
+    (catch,) = study["envs"]
+    many = {**study, "envs": [{**catch, "name": f"game_{k}"} for k in range(57)]}
+    monkeypatch.setattr("muesli.report.read_study", lambda directories: many)
+    assert cli.main(["compare", str(study_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "game_5" in out and "game_6" not in out and "… and 51 more environments" in out
+    assert "optimality gap" in out
+    gap = study["rows"][0]["aggregates"]["optimality_gap"]
+    assert f"{gap['value']:.3g} ({gap['low']:.3g}, {gap['high']:.3g})" in out
+
+
 def test_one_run_is_shown_without_an_interval(study_dir, capsys):
     runs = [study_dir / "runs" / row / "catch/seed-0" for row in ("lambda_0.3", "lambda_3")]
     assert cli.main(["compare", *map(str, runs), "--json"]) == 0

@@ -10,6 +10,15 @@ from typing import Any
 
 from muesli.cli.main import UsageError
 
+ENVS_SHOWN = 6
+"""Environments that a table has room for beside the aggregates."""
+AGGREGATES = {
+    "iqm": "IQM",
+    "median": "median",
+    "mean": "mean",
+    "optimality_gap": "optimality gap",
+}
+
 
 def _check(directories: Sequence[Path]) -> None:
     for directory in directories:
@@ -45,28 +54,22 @@ def compare_command(argv: Sequence[str]) -> int:
 
 def _print_study(study: Mapping[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(width=None if Console().is_terminal else 120)
+    # What is read by a program is not cut to lines.
+    console = Console(width=None if Console().is_terminal else 400)
     where = ", ".join(x for x in (study["figure"], study["scale"]) if x)
-    table = Table(
-        title=f"{study['title']}{f' ({where})' if where else ''}", title_justify="left", box=None
-    )
-    table.add_column("row")
-    table.add_column("runs", justify="right")
+    title = f"{study['title']}{f' ({where})' if where else ''}"
     games = [env["name"] for env in study["envs"]]
-    if study["comparable"]:
-        for name in ("IQM", "median", "mean"):
-            table.add_column(name, justify="right")
-    for game in games[:6]:
-        table.add_column(game, justify="right")
-    for row in study["rows"]:
-        cells = [row["name"], f"{row['finished']}"]
-        if study["comparable"]:
-            cells += [_interval(row["aggregates"].get(k)) for k in ("iqm", "median", "mean")]
-        cells += [_interval(row["envs"].get(game)) for game in games[:6]]
-        table.add_row(*cells)
-    console.print(table)
+    first = games[:ENVS_SHOWN]
+    aggregates = AGGREGATES if study["comparable"] else {}
+    if len(games) > 1 and aggregates:
+        console.print(_table(title, study["rows"], aggregates, ()))
+        console.print(_table("in each environment's own units", study["rows"], {}, first))
+    else:
+        console.print(_table(title, study["rows"], aggregates, first))
+    if len(games) > ENVS_SHOWN:
+        more = f"… and {len(games) - ENVS_SHOWN} more environments"
+        console.print(f"{more}; --json and 'muesli report' have them all", highlight=False)
     unfinished = study["runs_wanted"] - study["runs_finished"]
     if unfinished:
         console.print(f"{unfinished} of {study['runs_wanted']} runs are not finished")
@@ -76,6 +79,27 @@ def _print_study(study: Mapping[str, Any]) -> None:
         chance = claim["improvement"]
         shown = f"P(improvement) {_interval(chance)}" if chance else ""
         console.print(f"  {claim['verdict']:<20} {claim['text']}   {shown}", markup=False)
+
+
+def _table(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    aggregates: Mapping[str, str],
+    envs: Sequence[str],
+) -> Any:
+    """A line for each row; aggregates: the column's title by the aggregate's name."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("row", no_wrap=True)
+    table.add_column("runs", justify="right")
+    for name in (*aggregates.values(), *envs):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        cells = [row["aggregates"].get(key) for key in aggregates]
+        cells += [row["envs"].get(env) for env in envs]
+        table.add_row(row["name"], str(row["finished"]), *map(_interval, cells))
+    return table
 
 
 def _interval(estimate: Mapping[str, float | None] | None) -> str:
