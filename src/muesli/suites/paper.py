@@ -21,17 +21,7 @@ FORTY_MILLION_GAMES = (
     *("alien", "amidar", "crazy_climber", "enduro", "frostbite"),
     *("krull", "ms_pacman", "qbert", "seaquest"),
 )
-ALL_GAMES = (
-    *("alien", "amidar", "assault", "asterix", "asteroids", "atlantis", "bank_heist"),
-    *("battle_zone", "beam_rider", "berzerk", "bowling", "boxing", "breakout", "centipede"),
-    *("chopper_command", "crazy_climber", "defender", "demon_attack", "double_dunk", "enduro"),
-    *("fishing_derby", "freeway", "frostbite", "gopher", "gravitar", "hero", "ice_hockey"),
-    *("jamesbond", "kangaroo", "krull", "kung_fu_master", "montezuma_revenge", "ms_pacman"),
-    *("name_this_game", "phoenix", "pitfall", "pong", "private_eye", "qbert", "riverraid"),
-    *("road_runner", "robotank", "seaquest", "skiing", "solaris", "space_invaders"),
-    *("star_gunner", "surround", "tennis", "time_pilot", "tutankham", "up_n_down", "venture"),
-    *("video_pinball", "wizard_of_wor", "yars_revenge", "zaxxon"),
-)
+ALL_GAMES = tuple(env.removeprefix("atari:") for env in TABLE_11)
 MINATAR = tuple(
     f"minatar_{game}" for game in ("breakout", "asterix", "freeway", "space_invaders", "seaquest")
 )
