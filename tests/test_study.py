@@ -28,7 +28,7 @@ from muesli.cli import plugins
 from muesli.config import ConfigError
 from muesli.executors import rates
 from muesli.executors.directory import describe, write_description
-from muesli.executors.jobs import execute, plan, probe, state_of, write_job
+from muesli.executors.jobs import execute, plan, probe, state_of, steady, write_job
 from muesli.executors.local import run_locally
 from muesli.fields import set_field
 from muesli.metrics import read_jsonl
@@ -221,6 +221,9 @@ def test_rates_are_remembered_and_estimate_hours(study_dir, capsys):
     printed = capsys.readouterr().out.splitlines()
     found = json.loads(printed[-1])
     rate = rates.read_rates()[key]["frames_per_second"]
+    rows = read_jsonl(study_dir / "runs/lambda_3/catch/seed-0/metrics.jsonl")
+    seconds = sum(row["elapsed_seconds"] for row in rows[1:])
+    assert rate == pytest.approx(4 * (rows[-1]["env_steps"] - rows[0]["env_steps"]) / seconds)
     assert found["frames"] == 4 * 1_600
     assert found["hours"] == pytest.approx(4 * 1_600 / rate / 3600)
     missing = [line for line in printed if line.startswith("not here: search.depth_of_nothing")]
@@ -228,6 +231,15 @@ def test_rates_are_remembered_and_estimate_hours(study_dir, capsys):
     assert cli.main(["suite", "clipping", "--scale", "paper", "--seeds", "1", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "200,000,000 frames  hours unknown" in out and "no rate measured here yet" in out
+
+
+def test_a_rate_is_without_compilation():
+    rows = [
+        {"env_frames": 100 * n, "elapsed_seconds": seconds}
+        for n, seconds in ((1, 60.0), (2, 2.0), (3, 3.0))
+    ]
+    assert steady(rows) == (200, 5.0)
+    assert steady(rows[:1]) == (0, 0.0) == steady([])
 
 
 def test_a_damaged_cache_is_no_cache(tmp_path, monkeypatch):

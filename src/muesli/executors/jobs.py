@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +110,16 @@ def plan(
     return [Job(n, preset, len(g) > 1, g) for n, g in enumerate(groups)]
 
 
+def steady(rows: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
+    """Frames of one run, and the seconds they took, after the first row of metrics: before it the
+    program was compiled, which a longer run does no more often. Nothing of a single row.
+    """
+    if not rows:
+        return 0, 0.0
+    frames = rows[-1]["env_frames"] - rows[0]["env_frames"]
+    return frames, sum(row["elapsed_seconds"] for row in rows[1:])
+
+
 def frames_of(config: Config) -> int:
     """Environment frames of a run, skipped ones included."""
     skip = config.env.atari.frame_skip if config.env.name.startswith("atari:") else 1
@@ -155,13 +164,14 @@ def execute(job: Mapping[str, Any], say: Callable[[str], None]) -> int:
     for program in programs:
         if not program:
             continue
-        began = time.monotonic()
-        result = train_many([config for _, config in program], [path for path, _ in program])
+        rows: list[Mapping[str, Any]] = []
+        configs, paths = [config for _, config in program], [path for path, _ in program]
+        result = train_many(configs, paths, [rows.append])
         if result.stopped_by is not None:
             return int(result.stopped_by)
-        frames = sum(frames_of(config) for _, config in program)
-        seconds = time.monotonic() - began
-        record_rate(job["preset"], job["env"], jax.devices()[0].device_kind, frames, seconds)
+        frames, seconds = steady(rows)
+        device = jax.devices()[0].device_kind
+        record_rate(job["preset"], job["env"], device, len(program) * frames, seconds)
     for path, _ in runs:
         if states[path] == "broken":
             say(f"continuing {path}")

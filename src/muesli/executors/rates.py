@@ -30,7 +30,7 @@ def rate_key(preset: str, env: str, device: str) -> str:
 
 
 def record_rate(preset: str, env: str, device: str, frames: int, seconds: float) -> None:
-    """Remembers frames per second of a finished program, all its runs and its compilation included.
+    """Remembers frames per second of a finished program, all its runs included.
 
     A cache that cannot be written is no reason to fail.
     """
