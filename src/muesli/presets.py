@@ -42,7 +42,7 @@ def atari() -> Config:
         actors=ActorConfig(groups=2),
         network=_for_pictures(NetworkConfig(compute_dtype="bfloat16")),
         # Until the first reward, G − v̂ is mere rounding, and advantages would be made of that.
-        agent=AgentConfig(baseline="expected_q", moment_epsilon=1e-4),
+        agent=AgentConfig(moment_epsilon=1e-4),
         log=LogConfig(
             log_every_steps=100_000,
             eval_every_steps=0,
@@ -202,7 +202,7 @@ def _small() -> Config:
             reward_bins=81,
             reward_max=40.0,
         ),
-        agent=AgentConfig(discount=0.99, retrace_samples=None, baseline="expected_q"),
+        agent=AgentConfig(discount=0.99, retrace_samples=None),
         update=UpdateConfig(kl_samples=None),
         optimiser=OptimiserConfig(learning_rate=2e-3),
         batch=BatchConfig(
@@ -401,6 +401,7 @@ def minatar() -> Config:
             torso="conv_small",
             torso_channels=(16,),
         ),
+        agent=replace(base.agent, baseline="expected_q"),
         optimiser=OptimiserConfig(learning_rate=1e-3),
         batch=BatchConfig(
             batch_sequences=64,
@@ -464,6 +465,7 @@ def gym(name: str, image: bool = False, discrete: bool = True) -> Config:
         env=EnvConfig(name=name, num_envs=8),
         actors=ActorConfig(groups=1),
         network=network,
+        agent=replace(base.agent, baseline="expected_q"),
         model=replace(base.model, value_weight=1.0),
         optimiser=OptimiserConfig(learning_rate=4e-3),
         batch=BatchConfig(
@@ -482,9 +484,7 @@ def _continuous(base: Config) -> Config:
     return replace(
         base,
         network=replace(base.network, normalise_observations=True),
-        agent=replace(
-            base.agent, retrace_samples=16, baseline="expected_q", centre_advantages=True
-        ),
+        agent=replace(base.agent, retrace_samples=16, centre_advantages=True),
         update=replace(base.update, kl_samples=16),
         optimiser=OptimiserConfig(learning_rate=1e-3),
     )
