@@ -438,8 +438,8 @@ def test_what_cannot_be_written_or_served_is_said(study_dir, tmp_path, capsys):
         port = str(taken.getsockname()[1])
         for line, complaint in (
             (["plot", directory, "-o", "p.foo"], "no picture ends in .foo"),
-            (["plot", directory, "-o", f"{beneath}.png"], "--output: cannot write"),
-            (["report", directory, "--videos", "0", "-o", beneath], "--output: cannot write"),
+            (["plot", directory, "-o", f"{beneath}.png"], "file is no directory"),
+            (["report", directory, "--videos", "0", "-o", beneath], "file is no directory"),
             (["report", directory, "--live", "--port", "99999"], "to 65535, got 99999"),
             (["report", directory, "--live", "--port", port], "--port: cannot listen at"),
         ):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muesli.cli.main import UsageError
+from muesli.cli.options import prepare_output
 
 ENVS_SHOWN = 6
 """Environments that a table has room for beside the aggregates."""
@@ -138,14 +139,11 @@ def report_command(argv: Sequence[str]) -> int:
     from muesli.report import read_study
     from muesli.report.page import render
 
+    output = args.output or args.directories[0] / "report.html"
+    prepare_output(output)
     study = read_study(args.directories)
     study["media"] = _media(study, args.directories[0], args.videos)
-    output = args.output or args.directories[0] / "report.html"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(render(study), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output: cannot write {output} ({error.strerror})") from error
+    output.write_text(render(study), encoding="utf-8")
     print(f"{output} ({output.stat().st_size / 1024:.0f} kB)")
     return 0
 
