@@ -238,7 +238,6 @@ def test_the_parts_of_a_run_without_replay_are_timed_too(capsys):
             "--output: cannot write /dev/null/x/agent (",
         ),
         (["export", "RUN", "-o", "/dev"], "--output: /dev is a directory"),
-        (["plot", "RUN", "-o", "x.txt"], "output: no picture ends in .txt"),
         (["record", "RUN", "--max-steps", "0"], "--max-steps: must be at least 1, got 0"),
         (["record", "RUN", "--episodes", "0"], "--episodes: must be at least 1, got 0"),
         (["record", "RUN", "--fps", "0"], "--fps: must be at least 1, got 0"),
