@@ -329,7 +329,7 @@ def test_what_a_file_refuses_is_one_line(finished_run, tmp_path, capsys):
     file = tmp_path / "shared"
     assert main(["export", str(finished_run), "-o", str(file)]) == 0
     assert main(["eval", str(file), "--best"]) == 2
-    assert "holds only one" in capsys.readouterr().err
+    assert "is an exported agent" in capsys.readouterr().err
 
 
 def test_an_error_without_a_files_name_keeps_its_traceback(monkeypatch, capsys):
