@@ -29,7 +29,7 @@ SHORT = "--total-env-steps 400 --log.log-every-steps 100 --log.eval-every-steps 
 def command(*arguments, **options):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
     return subprocess.run(
-        [sys.executable, "-m", "muesli.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "muesli", *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
@@ -137,7 +137,7 @@ def test_a_reader_that_goes_away_is_no_error(words):
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "muesli.cli.main", *words],
+            [sys.executable, "-m", "muesli", *words],
             stdout=writer, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
         )  # fmt: skip
     finally:

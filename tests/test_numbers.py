@@ -56,6 +56,9 @@ def test_every_number_of_every_update_can_be_traced(name):
 def swept():
     # A large epsilon, so that Adam's first step is no mere sign of a tiny gradient.
     base = set_field(tiny(), "optimiser.adam_epsilon", 1e-3)
+    # Heads that are told to expect 0 and see nothing else, or start near zero, would hardly move.
+    base = set_field(base, "network.value_head_prior_rate", 0.0)
+    base = set_field(base, "network.value_head_scale", 1.0)
     other = set_field(base, "optimiser.learning_rate", 0.02)
     return [base, replace(set_field(other, "update.advantage_scale", 30.0), seed=7)]
 

@@ -1,0 +1,7 @@
+"""``python -m muesli``: the command ``muesli``."""
+
+import sys
+
+from muesli.cli.main import main
+
+sys.exit(main())
