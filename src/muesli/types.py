@@ -50,7 +50,7 @@ class EnvSpec(NamedTuple):
     observation_shape, observation_dtype: of one observation; num_actions: A, or None for continuous
     actions; action_size: D of continuous actions; players: 2 for self-play games, whose episodes
     alternate between the players and whose rewards are the mover's; legal_actions: whether time
-    steps carry a mask.
+    steps carry a mask; action_names: what pictures call the actions, A of them, or none.
     """
 
     observation_shape: tuple[int, ...]
@@ -59,6 +59,7 @@ class EnvSpec(NamedTuple):
     action_size: int = 0
     players: int = 1
     legal_actions: bool = False
+    action_names: tuple[str, ...] = ()
 
     @property
     def action_inputs(self) -> int:

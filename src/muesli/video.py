@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +19,34 @@ from muesli.types import StepType
 if TYPE_CHECKING:
     from muesli.envs.base import HostEnv
     from muesli.runners.player import Player, Thought
+
+_REMEMBERED = 120
+"""Steps over which v̂ is drawn."""
+_MANY_ACTIONS = 24
+"""The most actions that are told apart by name."""
+_TITLE: dict[str, Any] = {"fontsize": 9}
+_MARGINS: dict[str, Any] = {
+    "left": 0.03,
+    "right": 0.98,
+    "top": 0.93,
+    "bottom": 0.07,
+    "hspace": 0.6,
+    "wspace": 0.16,
+}
+
+
+class _Play(NamedTuple):
+    """The moment of a frame.
+
+    reward: what the step before brought; action: what is done next, or None where an episode ends;
+    begins: whether this opens an episode.
+    """
+
+    step: int
+    score: float
+    reward: float
+    action: np.ndarray | None
+    begins: bool
 
 
 def record(
@@ -79,16 +108,18 @@ def _play(
     timestep, state, score, finished = env.reset(), player.initial_state(1), 0.0, 0
     try:
         for t in range(max_steps):
+            kind, reward = int(timestep.step_type[0]), float(timestep.reward[0])
+            begins, ends = kind == StepType.FIRST, kind == StepType.LAST
+            score = reward if begins else score + reward
             thought = player.think(timestep, state)
             frame = picture() if picture else player.env.render(timestep.observation[0])
-            yield canvas.draw(frame, thought, score, t)
-            if int(timestep.step_type[0]) == StepType.LAST:
-                finished, score = finished + 1, 0.0
-                if finished == episodes:
-                    return
             action, _, state = act(timestep, state, jax.random.fold_in(key, t))
+            done = None if ends else np.asarray(action)[0]
+            yield canvas.draw(frame, thought, _Play(t, score, reward, done, begins))
+            finished += ends
+            if finished == episodes:
+                return
             timestep = env.step(np.asarray(action))
-            score += float(timestep.reward[0])
     finally:
         env.close()
 
@@ -128,54 +159,102 @@ class _Canvas:
         import matplotlib.pyplot as plt
 
         self._plt = plt
-        self.player = player
-        self.figure = plt.figure(figsize=(8.0, 4.0), dpi=100)
-        grid = self.figure.add_gridspec(2, 2, width_ratios=(1.0, 1.0), hspace=0.55, wspace=0.25)
+        self.title = player.config.env.name
+        self.discrete = player.parts.spec.num_actions is not None
+        self.names = player.parts.spec.action_names
+        self.figure = plt.figure(figsize=(8.4, 4.4), dpi=100, facecolor="white")
+        grid = self.figure.add_gridspec(
+            3, 2, **_MARGINS, width_ratios=(1.0, 1.05), height_ratios=(1.0, 1.0, 0.8)
+        )
         self.picture = self.figure.add_subplot(grid[:, 0])
-        self.policy = self.figure.add_subplot(grid[0, 1])
-        self.q = self.figure.add_subplot(grid[1, 1])
+        self.policy, self.q, self.past = (self.figure.add_subplot(grid[i, 1]) for i in range(3))
         self.image: Any = None
+        self.values: deque[float] = deque(maxlen=_REMEMBERED)
+        self.rewards: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def draw(self, frame: np.ndarray, thought: Thought, score: float, t: int) -> np.ndarray:
+    def draw(self, frame: np.ndarray, thought: Thought, play: _Play) -> np.ndarray:
         """One frame, [H, W, 3] u8."""
         if self.image is None:
             self.image = self.picture.imshow(frame, interpolation="nearest")
             self.picture.set_axis_off()
         self.image.set_data(frame)
-        self.picture.set_title(
-            f"{self.player.config.env.name}   step {t}   score {score:g}", fontsize=9
-        )
-        self._draw_policy(thought.policy)
-        what = "q" if thought.policy.ndim == 1 else "q of drawn actions"
-        title = f"{what} (line: value {thought.value:.2f})"
-        self._bars(self.q, np.arange(len(thought.q)), thought.q, COLOURS[1], title)
-        self.q.axhline(thought.value, color="black", linewidth=1.0)
-        if thought.policy.ndim == 2:
-            # What matters is how they differ.
-            shown = np.append(thought.q, thought.value)
-            room = 0.1 * float(np.ptp(shown)) + 1e-6
-            self.q.set_ylim(shown.min() - room, shown.max() + room)
+        self.picture.set_title(f"{self.title}   step {play.step}   score {play.score:g}", **_TITLE)
+        if play.begins:
+            self.values.clear()
+            self.rewards.clear()
+        self.values.append(thought.value)
+        self.rewards.append(play.reward)
+        self._draw_policy(thought.policy, play.action)
+        self._draw_q(thought, play.action)
+        self._draw_past(play.step)
         self.figure.canvas.draw()
         return np.asarray(self.figure.canvas.buffer_rgba())[..., :3].copy()  # type: ignore[attr-defined]
 
-    def _draw_policy(self, policy: np.ndarray) -> None:
-        if policy.ndim == 1:
-            self._bars(self.policy, np.arange(len(policy)), policy, COLOURS[0], "policy")
+    def _draw_policy(self, policy: np.ndarray, action: np.ndarray | None) -> None:
+        if self.discrete:
+            self._bars(self.policy, policy, 0.0, COLOURS[0], action, "policy")
             self.policy.set_ylim(0.0, 1.0)
+            self._name(self.policy, len(policy))
             return
         low, middle, high = policy.T
+        title = "action: mean, one deviation, and what was done (dots)"
+        self._bars(self.policy, middle, 0.0, COLOURS[0], None, title)
         dimensions = np.arange(len(middle))
-        self._bars(self.policy, dimensions, middle, COLOURS[0], "action (one deviation)")
         self.policy.vlines(dimensions, low, high, color="black", linewidth=1.5)
         self.policy.axhline(0.0, color="black", linewidth=0.5)
-        self.policy.set_ylim(-1.05, 1.05)
+        self.policy.set_ylim(-1.1, 1.1)
+        if action is not None:
+            self.policy.plot(dimensions, action, "o", color=COLOURS[1], markersize=4)
+        self._name(self.policy, len(middle))
 
-    def _bars(self, axes: Any, x: np.ndarray, heights: np.ndarray, colour: str, title: str) -> None:
+    def _draw_q(self, thought: Thought, action: np.ndarray | None) -> None:
+        """Bars from v̂ to q̂: what the agent thinks to gain or lose by an action."""
+        gains, value = thought.q - thought.value, thought.value
+        what = "q̂" if self.discrete else "q̂ of drawn actions"
+        chosen = action if self.discrete else None
+        self._bars(self.q, gains, value, COLOURS[1], chosen, f"{what}, from v̂ = {value:.2f}")
+        self.q.axhline(value, color="black", linewidth=1.0)
+        largest = max(float(np.abs(gains).max()), 1e-6 + 1e-3 * abs(value))
+        self.q.set_ylim(value - 1.2 * largest, value + 1.2 * largest)
+        self._name(self.q, len(gains) if self.discrete else 0)
+
+    def _draw_past(self, step: int) -> None:
+        self.past.clear()
+        steps = np.arange(step - len(self.values) + 1, step + 1)
+        rewards = np.array(self.rewards)
+        for sign, colour in ((1.0, COLOURS[2]), (-1.0, COLOURS[3])):
+            for at in steps[sign * rewards > 0.0]:
+                self.past.axvline(at, ymax=0.15, color=colour, linewidth=1.5)
+        self.past.plot(steps, self.values, color="black", linewidth=1.4)
+        self.past.set_xlim(steps[0] - 1, steps[0] + _REMEMBERED)
+        self._finish(self.past, "v̂, and where rewards came (pink: below 0)")
+
+    def _bars(
+        self,
+        axes: Any,
+        heights: np.ndarray,
+        bottom: float,
+        colour: str,
+        chosen: np.ndarray | None,
+        title: str,
+    ) -> None:
         axes.clear()
-        axes.bar(x, heights, color=colour)
-        axes.set_title(title, fontsize=9)
-        axes.set_xticks(x)
+        bars = axes.bar(np.arange(len(heights)), heights, bottom=bottom, color=colour, alpha=0.45)
+        if chosen is not None:
+            bars[int(chosen)].set(alpha=1.0, edgecolor="black", linewidth=1.0)
+        self._finish(axes, title)
+
+    def _name(self, axes: Any, bars: int) -> None:
+        """Actions by their names, or numbers; those of many are left out."""
+        many = bars > _MANY_ACTIONS
+        axes.set_xticks([] if many else range(bars))
+        if self.names and not many:
+            axes.set_xticklabels(self.names)
+
+    def _finish(self, axes: Any, title: str) -> None:
+        axes.set_title(title, **_TITLE)
         axes.tick_params(labelsize=7)
+        axes.locator_params(axis="y", nbins=4)
         style(axes)
 
     def close(self) -> None:

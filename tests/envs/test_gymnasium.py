@@ -10,7 +10,7 @@ from gymnasium import spaces
 from muesli import envs
 from muesli.config import ConfigError
 from muesli.envs.base import EnvError, slot_seeds
-from muesli.types import StepType
+from muesli.types import EnvSpec, StepType
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 UNIT = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -69,7 +69,7 @@ def zeros(env, action):
 )
 def test_conforms(name, shape, actions):
     made = envs.make(f"gym:{name}")
-    assert made.spec == (shape, np.float32, *actions, 1, False)
+    assert made.spec == EnvSpec(shape, np.dtype(np.float32), *actions)
     envs.check(made, steps=60)
 
 

@@ -13,7 +13,11 @@ from muesli.envs.base import HostEnv, HostEnvs, HostState, host_timestep, slot_s
 from muesli.envs.emulators import ExactEmulators
 from muesli.types import EnvSpec, StepType, TimeStep
 
-NUM_ACTIONS = 18
+ACTIONS = (
+    *("wait", "fire", "↑", "→", "←", "↓", "↗", "↖", "↘", "↙"),
+    *("↑•", "→•", "←•", "↓•", "↗•", "↖•", "↘•", "↙•"),
+)
+"""All 18, in the emulator's order; a dot fires, too."""
 NOOP = 0
 
 
@@ -112,7 +116,7 @@ def atari(game: str, config: EnvConfig) -> HostEnvs:
     _validate(settings)
     _import_ale(game)
     size, channels = settings.size_pixels, 1 if settings.grey else 3
-    spec = EnvSpec((size, size, channels), np.dtype(np.uint8), NUM_ACTIONS)
+    spec = EnvSpec((size, size, channels), np.dtype(np.uint8), len(ACTIONS), action_names=ACTIONS)
 
     def make(slots: range, seed: int) -> HostEnv:
         return _emulators(game, config, slots, seed)

@@ -18,6 +18,9 @@ _REPEATED = 50
 
 def check_env(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:
     """Plays random legal actions and raises an ``EnvError`` at the first broken promise."""
+    names, actions = env.spec.action_names, env.spec.num_actions
+    if names and len(names) != actions:
+        raise EnvError(f"spec.action_names: {len(names)} names for {actions or 'no'} actions")
     if isinstance(env, HostEnvs):
         if env.trial is not None:
             env.trial(steps)

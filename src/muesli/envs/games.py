@@ -11,7 +11,15 @@ from muesli.envs.base import JaxEnv, first, later, render_planes
 from muesli.envs.seaquest import seaquest
 from muesli.types import Array, EnvSpec, PRNGKey, TimeStep
 
-MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+MINATAR_ACTIONS = {
+    "asterix": ("wait", "left", "up", "right", "down"),
+    "breakout": ("wait", "left", "right"),
+    "freeway": ("wait", "up", "down"),
+    "seaquest": ("wait", "left", "up", "right", "down", "fire"),
+    "space_invaders": ("wait", "left", "right", "fire"),
+}
+"""The games, and the actions of each that do anything."""
+MINATAR_GAMES = tuple(MINATAR_ACTIONS)
 
 
 def _pgx(name: str) -> Any:
@@ -24,7 +32,12 @@ def _pgx(name: str) -> Any:
 def minatar(game: str) -> JaxEnv:
     """One of MinAtar's games as pgx plays it: sticky actions 0.1, minimal action set."""
     env = seaquest() if game == "seaquest" else _pgx(f"minatar-{game}")
-    spec = EnvSpec(tuple(env.observation_shape), np.dtype(np.bool_), env.num_actions)
+    spec = EnvSpec(
+        tuple(env.observation_shape),
+        np.dtype(np.bool_),
+        env.num_actions,
+        action_names=MINATAR_ACTIONS[game],
+    )
 
     def reset(key: PRNGKey) -> tuple[Any, TimeStep]:
         state = env.init(key)

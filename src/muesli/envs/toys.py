@@ -24,7 +24,9 @@ def catch(rows: int = 10, columns: int = 5) -> JaxEnv:
 
     +1 for catching, −1 for missing, when the ball reaches the bottom row.
     """
-    spec = EnvSpec((rows, columns, 1), np.dtype(np.bool_), 3)
+    spec = EnvSpec(
+        (rows, columns, 1), np.dtype(np.bool_), 3, action_names=("left", "stay", "right")
+    )
 
     def observe(state: CatchState) -> Array:
         board = jnp.zeros((rows, columns, 1), bool)

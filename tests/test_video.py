@@ -1,0 +1,104 @@
+"""What a frame of a video shows: who does what, what it is thought to be worth, what came of it."""
+
+from dataclasses import replace
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+import muesli
+from muesli import envs, presets
+from muesli.envs.atari import ACTIONS
+from muesli.envs.games import MINATAR_GAMES
+from muesli.runners.player import Thought
+from muesli.video import _Canvas, _Play, record
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("video") / "catch"
+    muesli.train(replace(presets.catch(), total_env_steps=200), run_dir)
+    return muesli.load(run_dir)
+
+
+@pytest.fixture
+def canvas(player):
+    canvas = _Canvas(player)
+    yield canvas
+    canvas.close()
+
+
+FRAME = np.zeros((10, 5, 3), np.uint8)
+THOUGHT = Thought(np.array([0.2, 0.5, 0.3]), 2.0, np.array([1.5, 2.5, 2.0]))
+
+
+def draw(canvas, step=0, reward=0.0, action=1, begins=False, thought=THOUGHT):
+    done = None if action is None else np.array(action)
+    return canvas.draw(FRAME, thought, _Play(step, reward, reward, done, begins))
+
+
+def test_the_action_that_is_taken_stands_out_and_has_its_name(canvas):
+    draw(canvas, action=2)
+    for axes in (canvas.policy, canvas.q):
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["left", "stay", "right"]
+        assert [bar.get_alpha() for bar in axes.patches] == [0.45, 0.45, 1.0]
+    draw(canvas, action=None)  # the end of an episode: nothing is done
+    assert {bar.get_alpha() for bar in canvas.policy.patches} == {0.45}
+
+
+def test_action_values_are_drawn_from_the_value(canvas):
+    draw(canvas)
+    spans = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in canvas.q.patches]
+    np.testing.assert_allclose(spans, [(2.0, 1.5), (2.0, 2.5), (2.0, 2.0)])
+    low, high = canvas.q.get_ylim()
+    assert low < 1.5 and high > 2.5
+    # Where all are worth the same, there is still something to look at.
+    draw(canvas, thought=THOUGHT._replace(q=np.full(3, 2.0)))
+    assert canvas.q.get_ylim()[0] < canvas.q.get_ylim()[1]
+
+
+def test_an_episode_leaves_its_values_and_rewards_behind_and_the_next_begins_anew(canvas):
+    draw(canvas, 0, begins=True)
+    draw(canvas, 1, reward=1.0)
+    draw(canvas, 2, reward=-1.0)
+    assert list(canvas.values) == [2.0] * 3
+    rewards = {round(float(line.get_xdata()[0])): line.get_color() for line in canvas.past.lines}
+    assert rewards[1] != rewards[2]
+    draw(canvas, 3, begins=True)
+    assert list(canvas.values) == [2.0]
+
+
+def test_many_actions_are_not_named(canvas):
+    draw(canvas, thought=Thought(np.full(82, 1 / 82), 0.0, np.zeros(82)))
+    assert not list(canvas.policy.get_xticks())
+
+
+def test_a_video_ends_with_the_last_observation_of_the_last_episode(player, tmp_path):
+    # Catch lasts nine moves: ten pictures an episode.
+    assert record(player, tmp_path / "v.gif", episodes=2, max_steps=100, fps=10, seed=0) == 20
+    assert len(imageio.mimread(tmp_path / "v.gif")) > 1
+
+
+@pytest.mark.parametrize("game", MINATAR_GAMES)
+def test_the_names_of_minatars_actions_are_those_that_pgx_plays(game):
+    import pgx
+
+    names = ("wait", "left", "up", "right", "down", "fire")
+    played = pgx.make(f"minatar-{game}").minimal_action_set
+    spec = envs.make(f"minatar_{game}").spec
+    assert spec.action_names == tuple(names[i] for i in np.asarray(played))
+
+
+def test_the_names_of_ataris_actions_are_in_the_emulators_order():
+    ale = pytest.importorskip("ale_py")
+    arrows = {"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→", "NOOP": "wait", "FIRE": "fire"}
+    arrows |= {"UPRIGHT": "↗", "UPLEFT": "↖", "DOWNRIGHT": "↘", "DOWNLEFT": "↙"}
+    moves = [name for name in arrows if name not in ("NOOP", "FIRE")]
+    arrows |= {f"{name}FIRE": f"{arrows[name]}•" for name in moves}
+    assert tuple(arrows[action.name] for action in ale.Action) == ACTIONS
+
+
+def test_an_environment_must_name_all_its_actions_or_none():
+    env = envs.make("catch")
+    with pytest.raises(envs.EnvError, match=r"spec.action_names: 2 names for 3 actions"):
+        envs.check(env._replace(spec=env.spec._replace(action_names=("left", "right"))))
