@@ -470,6 +470,16 @@ def test_value_and_reward_heads_start_at_the_configured_scale_and_the_policy_nea
                 np.testing.assert_allclose(np.std(kernel), wanted / np.sqrt(inputs), rtol=0.05)
 
 
+def test_the_model_hears_actions_as_loudly_as_configured_however_many_there_are():
+    base = NetworkConfig(torso="mlp", torso_channels=(), torso_units=8, model_units=256)
+    for actions, scale in ((2, 1.0), (18, 1.0), (18, 0.3)):
+        config = dataclasses.replace(base, model_action_scale=scale)
+        spec = EnvSpec((4,), np.dtype(np.float32), actions)
+        params = make_network(spec, config).init(jax.random.key(0))
+        kernel = params["dynamics"]["lstm"]["from_input"]["kernel"]
+        np.testing.assert_allclose(np.std(kernel), scale, rtol=0.05)
+
+
 def test_each_head_of_the_model_has_a_hidden_layer_of_its_own():
     network = make_network(*CASES["mlp-feedforward"])
     params = spread_out(jax.jit(network.init)(jax.random.key(0)))

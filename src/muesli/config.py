@@ -154,6 +154,9 @@ class NetworkConfig:
     """The model's dynamics."""
     model_units: int = 1024
     """Units of the dynamics LSTM, or of the last layer before the heads of the muzero dynamics."""
+    model_action_scale: float = 1.0
+    """Standard deviation of the weights by which the dynamics LSTM first hears a discrete action.
+    The smaller, the more of the state is left after several actions."""
     hidden_heads: bool = True
     """Whether each head of the lstm model has a hidden layer of its own, as wide as the LSTM,
     before its output layer."""
@@ -455,6 +458,7 @@ _POSITIVE = (
     *("optimiser.learning_rate", "update.mpo_init_temperature", "update.mpo_min_temperature"),
     *("update.mpo_kl_limit", "update.mpo_dual_learning_rate", "env.reward_scale"),
     *("actors.step_timeout_seconds", "network.observation_clip", "network.value_head_scale"),
+    "network.model_action_scale",
     *("network.value_max", "network.reward_max", "agent.q_softmax_temperature"),
     *("search.dirichlet_alpha", "search.pb_c_base"),
 )

@@ -56,8 +56,8 @@ class LstmDynamics(nnx.Module):
         self.dtype = jnp.dtype(config.compute_dtype)
         self.spec = spec
         self.enter = linear(features[-1], config.model_units, self.dtype, rngs)
-        discrete = spec.num_actions is not None
-        self.lstm = Lstm(spec.action_inputs, config.model_units, self.dtype, rngs, discrete)
+        loudness = None if spec.num_actions is None else config.model_action_scale
+        self.lstm = Lstm(spec.action_inputs, config.model_units, self.dtype, rngs, loudness)
         self.out_size = config.model_units
 
     def start(self, features: Array) -> PyTree:

@@ -333,11 +333,16 @@ class Lstm(nnx.Module):
     """
 
     def __init__(
-        self, inputs: int, units: int, dtype: Dtype, rngs: nnx.Rngs, one_hot_inputs: bool = False
+        self,
+        inputs: int,
+        units: int,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+        one_hot_scale: float | None = None,
     ):
         # Of a one-hot input only one number is not zero, however many there are: scaling by the
         # fan-in would make the model nearly deaf to its actions.
-        scale = inputs if one_hot_inputs else 1
+        scale = 1.0 if one_hot_scale is None else inputs * one_hot_scale**2
         self.units = units
         self.from_input = WideLinear(
             inputs,
