@@ -1,13 +1,17 @@
 """The in-jit loop: keys, accounting, seeds, and that nothing is compiled twice."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from muesli import keys, presets
+from muesli.config import ConfigError
+from muesli.runners import memory
 from muesli.runners.anakin import make_anakin
+from muesli.runners.engines import make_engine
 from muesli.runners.parts import build, make_schedule
 from muesli.runners.train import train
 
@@ -98,3 +102,20 @@ def test_two_seeds_together_equal_each_alone():
         jax.tree.leaves(together.agent.online), jax.tree.leaves(alone.agent.online), strict=True
     ):
         np.testing.assert_allclose(a[1], b, atol=1e-5)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_ring_that_cannot_fit_is_refused_with_one_that_would(seeds, monkeypatch):
+    config = presets.catch()
+
+    def engine(steps):
+        batch = dataclasses.replace(config.batch, replay_capacity_steps=steps)
+        return make_engine(build(dataclasses.replace(config, batch=batch)), range(seeds))
+
+    monkeypatch.setattr(memory, "device_limit", lambda: 100 * 2**20)
+    wanted = r"batch.replay_capacity_steps: .* at most ([\d,]+) fit"
+    with pytest.raises(ConfigError, match=wanted) as refused:
+        engine(10**7)
+    fits = int(re.search(wanted, str(refused.value))[1].replace(",", ""))
+    assert fits * seeds == pytest.approx(1_000_000, rel=0.2)  # some 80 bytes each
+    engine(fits)

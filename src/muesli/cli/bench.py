@@ -130,7 +130,7 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     import jax
 
     from muesli.runners.host import host_envs
-    from muesli.runners.memory import GIB, check_memory, compiled_bytes
+    from muesli.runners.memory import GIB, check_memory, compiled_bytes, plan_beside
     from muesli.runners.sebulba import Sebulba
 
     config, frames = parts.config, parts.frames_per_step
@@ -150,7 +150,7 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     compile_began = time.monotonic()
     sebulba.prepare()
     compile_seconds = time.monotonic() - compile_began
-    plan = check_memory(sebulba, compiled_bytes(sebulba.learn_slice))
+    plan = check_memory(plan_beside(sebulba, compiled_bytes(sebulba.learn_slice)), config)
     sebulba.start(sebulba.fresh_state())
     for _ in range(max(2, parts.schedule.warm_up)):
         sebulba.collect_iteration()

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from muesli.config import ConfigError
+from muesli.config import Config, ConfigError
 from muesli.replay import ring_chunks
 from muesli.runners.sebulba import Sebulba
-from muesli.types import PyTree
+from muesli.types import PyTree, RunState
 
 GIB = 2**30
 
@@ -63,41 +63,49 @@ def device_limit() -> int | None:
     return None
 
 
-def check_memory(sebulba: Sebulba, update: int = 0) -> MemoryPlan:
-    """The plan of a run; raises a ConfigError with the ring that would fit if this one does not.
+def plan_inside(state: RunState, devices: int) -> MemoryPlan:
+    """The plan of runs inside JAX, from the shapes of their states: no chunk waits anywhere."""
+    replay = tree_bytes(state.replay) // devices
+    return MemoryPlan(replay, 0, tree_bytes(state.agent), 0, device_limit())
+
+
+def plan_beside(sebulba: Sebulba, update: int = 0) -> MemoryPlan:
+    """The plan of a run with actors beside its learner.
 
     update: bytes of an update's intermediate results, or 0 before they are known.
     """
-    config = sebulba.config
-    state, devices = sebulba.state_shapes(), sebulba.topology.mesh.size
+    actors, state = sebulba.config.actors, sebulba.state_shapes()
     chunk = tree_bytes(sebulba.example_chunk())
     # Each group builds one chunk while others of its own wait or are trained on.
-    waiting = 1 if config.actors.lockstep else 1 + config.actors.queue_chunks
-    plan = MemoryPlan(
-        replay=tree_bytes(state.replay) // devices,
+    waiting = 1 if actors.lockstep else 1 + actors.queue_chunks
+    return MemoryPlan(
+        replay=tree_bytes(state.replay) // sebulba.topology.mesh.size,
         chunks=chunk * -(-sebulba.groups // len(sebulba.acting_devices)) * (1 + waiting),
         agent=tree_bytes(state.agent) + tree_bytes(state.agent.prior),
         update=update,
         limit=device_limit(),
     )
-    if plan.limit is not None and plan.total > plan.limit:
-        batch, num_envs = config.batch, config.env.num_envs
-        per_iteration = num_envs * batch.sequence_length
-        held = ring_chunks(batch.replay_capacity_steps, num_envs, batch.sequence_length)
-        # What an update takes may not be known yet: a tenth of the device is then left to it.
-        room = plan.limit - plan.chunks - plan.agent - (update or plan.limit // 10)
-        if room <= 0 or not plan.replay:
-            raise ConfigError(
-                f"batch.batch_sequences: {plan.describe()}; more batch.micro_batches, fewer "
-                "env.num_envs or a smaller network would fit"
-            )
-        fits = max(0, room) // max(1, plan.replay // max(1, held)) * per_iteration
+
+
+def check_memory(plan: MemoryPlan, config: Config) -> MemoryPlan:
+    """The plan; raises a ConfigError with the ring that would fit if this one does not."""
+    if plan.limit is None or plan.total <= plan.limit:
+        return plan
+    batch, num_envs = config.batch, config.env.num_envs
+    # What an update takes may not be known yet: a tenth of the device is then left to it.
+    room = plan.limit - plan.chunks - plan.agent - (plan.update or plan.limit // 10)
+    if room <= 0 or not plan.replay:
         raise ConfigError(
-            f"batch.replay_capacity_steps: {batch.replay_capacity_steps:,} steps take "
-            f"{plan.replay / GIB:.1f} GiB of the {plan.limit / GIB:.1f} that "
-            f"{jax.local_devices()[0].device_kind} has; at most {fits:,} fit"
+            f"batch.batch_sequences: {plan.describe()}; more batch.micro_batches, fewer "
+            "env.num_envs or a smaller network would fit"
         )
-    return plan
+    held = ring_chunks(batch.replay_capacity_steps, num_envs, batch.sequence_length)
+    fits = room // max(1, plan.replay // max(1, held)) * num_envs * batch.sequence_length
+    raise ConfigError(
+        f"batch.replay_capacity_steps: {batch.replay_capacity_steps:,} steps take "
+        f"{plan.replay / GIB:.1f} GiB of the {plan.limit / GIB:.1f} that "
+        f"{jax.local_devices()[0].device_kind} has; at most {fits:,} fit"
+    )
 
 
 def compiled_bytes(compiled: Any) -> int:

@@ -24,6 +24,7 @@ from muesli.runners.engines.base import (
     without_ring,
 )
 from muesli.runners.faults import ActorError, NotFiniteError
+from muesli.runners.memory import check_memory, plan_inside
 from muesli.runners.mesh import dealt, lay_out, one_copy, own_share, place, replicated
 from muesli.runners.numbers import Numbers, with_numbers
 from muesli.runners.parts import Parts
@@ -79,6 +80,7 @@ class AnakinEngine:
         warm_up = over(lambda own, state: anakin(own).warm_up(state))
         iterate = over(lambda own, state, n: anakin(own).iterate_some(state, n, per_call))
         state = jax.eval_shape(init, own_numbers, self._seeds())
+        check_memory(plan_inside(state, mesh.size), parts.config)
         self._layout = lay_out(state, mesh, seed_axis)
         brought = Some(whole, whole, whole, cut)  # type: ignore[arg-type]
         self._init = compiled(init, self._layout, donate=False)

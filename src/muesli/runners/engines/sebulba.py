@@ -21,7 +21,7 @@ from muesli.runners.engines.base import (
     with_parameters,
     without_ring,
 )
-from muesli.runners.memory import check_memory, compiled_bytes
+from muesli.runners.memory import check_memory, compiled_bytes, plan_beside
 from muesli.runners.mesh import one_copy, place
 from muesli.runners.parts import Parts
 from muesli.runners.ringview import RingBuilder, ring_view
@@ -36,13 +36,14 @@ class SebulbaEngine:
         self.parts, self.seed = parts, seed
         self.sebulba = Sebulba(parts, seed)
         self._pending: Arrays = {}
-        check_memory(self.sebulba)
+        check_memory(plan_beside(self.sebulba), parts.config)
 
     def _prepare(
         self, env_seed: int | None = None, saved: list[Arrays | None] | None = None
     ) -> None:
         self.sebulba.prepare(env_seed, saved)
-        plan = check_memory(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
+        plan = plan_beside(self.sebulba, compiled_bytes(self.sebulba.learn_slice))
+        check_memory(plan, self.parts.config)
         if jax.default_backend() != "cpu" and self.parts.topology.peers.rank == 0:
             print(plan.describe(), flush=True)  # noqa: T201
 
