@@ -111,6 +111,19 @@ def test_an_agent_that_searches_the_rules_plays_on_when_they_call_the_game_over(
     assert game.legal(game.to_play)[point] and abs(probs.sum() - 1.0) < 1e-5
 
 
+def test_a_search_of_the_rules_counts_with_the_komi_of_the_game(go_run):
+    search = {"model": "rules", "simulations": 64}
+    agent = load_agent(go_run, act_with="mcts", search=search, sample_moves=0)
+
+    def passes(komi):
+        """Whether White ends a game on an empty board by passing after Black."""
+        game = Game(5, komi)
+        game.play(Move(BLACK, 25))
+        return agent.choose(game, WHITE) == 25
+
+    assert passes(7.5) and not passes(-7.5) and passes(0.5)
+
+
 def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, capsys, monkeypatch):
     import io
 

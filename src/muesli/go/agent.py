@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from muesli.agent import make_act
-from muesli.config import ConfigError
+from muesli.config import ConfigError, GoConfig
 from muesli.distributions import Categorical
 from muesli.envs.base import HostEnvs, JaxEnv
-from muesli.envs.go import go_size
+from muesli.envs.go import go, go_size
 from muesli.go.rules import BLACK, Game, Move
 from muesli.runners.player import Player, load
 from muesli.types import StepType, TimeStep, is_last
@@ -42,10 +42,10 @@ class GoAgent:
         self.komi = player.config.env.go.komi
         self._key, self._asked = jax.random.key(seed), 0
         self._acting = player.acting(act_with)
-        by_rules = act_with == "mcts" and player.config.search.model == "rules"
-        self._shadow = Shadow(player.env, size) if by_rules else None
-        self._choose = self._chooser(act_with)
-        self._choose_over = self._chooser("prior")
+        self._by_rules = act_with == "mcts" and player.config.search.model == "rules"
+        self._shadow: Shadow | None = None
+        self._set_rules(player.env, self.komi)
+        self._choose_over = self._chooser("prior", None)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,9 +57,18 @@ class GoAgent:
         names = ("algorithm", "simulations", "max_depth", "model")
         return how | {name: getattr(search, name) for name in names}
 
-    def _chooser(self, act_with: str) -> Callable[..., tuple[Any, ...]]:
+    def _set_rules(self, env: JaxEnv | HostEnvs, komi: float) -> None:
+        """From now on moves are found by a search of ``env``, if it is rules that are searched."""
+        assert isinstance(env, JaxEnv)
+        self._rules_komi = komi
+        self._shadow = Shadow(env, self.size) if self._by_rules else None
+        self._choose = self._chooser(self.act_with, env.step)
+
+    def _chooser(
+        self, act_with: str, rules: Callable[..., Any] | None
+    ) -> Callable[..., tuple[Any, ...]]:
         parts, config = self.player.parts, self.player.config
-        act = make_act(parts.spec, parts.network, config, act_with, rules=parts.rules)
+        act = make_act(parts.spec, parts.network, config, act_with, rules=rules)
 
         def choose(
             acting: Any, observation: Any, legal: Any, key: Any, sample: Any, state: Any
@@ -79,6 +88,8 @@ class GoAgent:
     def policy(self, game: Game, colour: int) -> tuple[int, np.ndarray]:
         """A move, and the policy it came from: [size² + 1]."""
         self._asked += 1
+        if self._by_rules and game.komi != self._rules_komi:
+            self._set_rules(go(self.size, GoConfig(game.komi)), game.komi)
         key = jax.random.fold_in(self._key, self._asked)
         sample = len(game.moves) < 2 * self.sample_moves
         legal = game.legal(colour, superko=True)
@@ -99,8 +110,7 @@ class GoAgent:
 class Shadow:
     """The environment's own state of a game that is played elsewhere."""
 
-    def __init__(self, env: JaxEnv | HostEnvs, size: int):
-        assert isinstance(env, JaxEnv)
+    def __init__(self, env: JaxEnv, size: int):
         self._start, self._step, self._pass = jax.jit(env.reset), jax.jit(env.step), size**2
         self._played: list[int] = []
         self._state: Any = None
