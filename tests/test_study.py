@@ -603,8 +603,20 @@ def test_a_cluster_that_cannot_be_joined_is_said(tmp_path, jobs, monkeypatch, er
 
     pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", pretended)
-    with pytest.raises(ConfigError, match=r"ray-address: cannot join 1\.2\.3\.4:99 \([^\n]*\)$"):
-        run_on_ray(jobs, tmp_path, address="1.2.3.4:99")
+    with pytest.raises(ConfigError, match=r"ray-address: cannot join auto \([^\n]*\)$"):
+        run_on_ray(jobs, tmp_path, address="auto")
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_not_waited_for(tmp_path, jobs, monkeypatch, prefix):
+    from muesli.executors.cluster import run_on_ray
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    where = f"{prefix}127.0.0.1:{port}"
+    with pytest.raises(ConfigError, match=rf"ray-address: cannot join {where} \([^\n]*\)$"):
+        run_on_ray(jobs, tmp_path, address=where)
 
 
 @pytest.mark.slow

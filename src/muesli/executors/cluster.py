@@ -6,6 +6,7 @@ machine had saved there is continued by the next try.
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,8 +41,9 @@ def run_on_ray(
     started = not ray.is_initialized()
     if started:
         try:
+            _knock(address)
             ray.init(address=address, include_dashboard=False, log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0]
             raise ConfigError(f"ray-address: cannot join {address or 'Ray'} ({why})") from error
 
@@ -85,3 +87,13 @@ def run_on_ray(
         if started:
             ray.shutdown()
     return outcomes
+
+
+def _knock(address: str | None, seconds: float = 10.0) -> None:
+    """Raises an OSError where nobody listens: Ray itself goes on trying for minutes.
+
+    Addresses that are no HOST:PORT (``auto``, ``local``) are left to Ray.
+    """
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
