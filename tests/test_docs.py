@@ -1,4 +1,6 @@
-"""The Python of the pages can be copied: every block runs, its training cut to being traced."""
+"""The Python of the pages can be copied: every block runs, its training cut to being traced. And
+their links lead somewhere.
+"""
 
 import re
 from functools import partial
@@ -15,6 +17,7 @@ from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")])
 BLOCKS = [
     pytest.param(block, id=f"{page}-{number}")
     for page in ("tour.md", "environments.md")
@@ -52,3 +55,21 @@ def trained(monkeypatch):
 def test_every_block_of_python_runs_as_it_stands(block, trained):
     exec(compile(block, "a page", "exec"), {"__name__": "page"})
     assert len(trained) == 1
+
+
+def anchors(page):
+    """What GitHub calls the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_our_own_pages_and_pictures_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
