@@ -1,6 +1,7 @@
 """Networks: shapes, memory that is wiped where an episode begins, and the shared look-ahead."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -290,15 +291,20 @@ def test_a_wide_layer_multiplies_in_bfloat16_and_adds_in_float32():
     assert {v.aval.dtype.name for e in products for v in e.invars} == {"bfloat16"}
 
 
+@pytest.mark.parametrize("size", [None, 1, 3])
 @pytest.mark.parametrize(
     ("rows", "inputs", "units"),
     [(64, 96, 32), pytest.param(25_000, 2592, 256, marks=pytest.mark.gpu)],
 )
-def test_weights_before_a_normalisation_are_not_moved_together(rows, inputs, units):
-    """It takes the mean over the units out: what all of them share has no gradient."""
-    layer = layers.linear(inputs, units, jnp.bfloat16, nnx.Rngs(0))
-    graph, state = nnx.split(layer)
-    x = jax.nn.relu(jax.random.normal(jax.random.key(1), (rows, inputs)))
+def test_weights_before_a_normalisation_are_not_moved_together(rows, inputs, units, size):
+    """It takes the mean over the units out: what all of them share has no gradient.
+
+    size: of a convolution over the rows as planes; None is a dense layer.
+    """
+    kind = layers.linear if size is None else partial(layers.conv, size=size)
+    graph, state = nnx.split(kind(inputs, units, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    shape = (rows, inputs) if size is None else (rows // 4, 2, 2, inputs)
+    x = jax.nn.relu(jax.random.normal(jax.random.key(1), shape))
     wanted = jax.random.normal(jax.random.key(2), (units, 5)) / np.sqrt(units)
 
     def loss(state):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -61,13 +62,8 @@ class _Conv(nnx.Conv):
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         strides = self.strides
         assert self.bias is not None and isinstance(strides, tuple)
-        product = jax.lax.conv_general_dilated(
-            inputs.astype(self.dtype),
-            self.kernel[...].astype(self.dtype),
-            strides,
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
+        kernel = self.kernel[...].astype(self.dtype)
+        product = _plain_convolution(strides, inputs.astype(self.dtype), kernel)
         return _add_bias(product, self.bias[...])
 
 
@@ -128,13 +124,47 @@ def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array
 
 
 def _product_backward(operands: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    return _pull_back(_product, operands, g)
+
+
+def _pull_back(
+    function: Callable[[Array, Array], Array], operands: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    """The gradients of a bilinear function, made of g as it is in memory."""
     dtype = operands[0].dtype
     g = g.astype(dtype)
-    _, pull_back = jax.vjp(_product, *operands)
+    _, pull_back = jax.vjp(function, *operands)
     return pull_back(g if dtype == jnp.float32 else jax.lax.optimization_barrier(g))
 
 
 _plain_product.defvjp(_product_forward, _product_backward)
+
+
+def _convolution(strides: tuple[int, ...], x: Array, kernel: Array) -> Array:
+    """x [M, H, W, N] with kernel [h, w, N, C], padding SAME: [M, H', W', C]."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layout)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _plain_convolution(strides: tuple[int, ...], x: Array, kernel: Array) -> Array:
+    """A convolution whose gradients are as those of ``_plain_product``.
+
+    One of 1×1 may be run as a matrix product; others read their gradient from memory anyway.
+    """
+    return _convolution(strides, x, kernel)
+
+
+def _convolution_backward(
+    strides: tuple[int, ...], operands: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    return _pull_back(partial(_convolution, strides), operands, g)
+
+
+_plain_convolution.defvjp(
+    lambda strides, x, kernel: (_convolution(strides, x, kernel), (x, kernel)),
+    _convolution_backward,
+)
 
 
 @jax.custom_vjp
