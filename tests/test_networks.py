@@ -45,6 +45,7 @@ CASES = {
     ),
     "mlp-continuous": (CONTINUOUS, replace(SMALL, torso="mlp", torso_channels=(9,))),
     "conv_small": (BOARD, replace(SMALL, torso="conv_small", torso_channels=(6, 6))),
+    "dqn": (IMAGE, replace(SMALL, torso="dqn", torso_channels=(4, 8, 8))),
     "impala": (IMAGE, replace(SMALL, torso="impala", torso_channels=(4, 8))),
     "impala-bf16": (
         IMAGE,
@@ -400,6 +401,16 @@ def test_the_papers_and_impalas_own_channel_counts(channels, size, flat_size):
     assert params["torso"]["out"]["kernel"].shape == (flat_size, 512)
     assert params["dynamics"]["lstm"]["from_hidden"]["kernel"].shape == (1024, 4096)
     assert params["core"]["from_hidden"]["kernel"].shape == (512, 2048)
+
+
+def test_dqns_windows_and_what_is_left_of_a_picture():
+    spec = EnvSpec((64, 60, 4), np.dtype(np.uint8), 18)
+    config = NetworkConfig(torso="dqn", torso_channels=(16, 32, 33), torso_units=256)
+    params = jax.eval_shape(make_network(spec, config).init, jax.random.key(0))["torso"]
+    kernels = [params["convs"][i]["kernel"].shape for i in range(3)]
+    assert kernels == [(8, 8, 4, 16), (4, 4, 16, 32), (3, 3, 32, 33)]
+    # 64 and 60 by strides of 4 and 2, padded: 16 and 15, then 8 and 8.
+    assert params["out"]["kernel"].shape == (8 * 8 * 33, 256)
 
 
 def test_the_large_network_reduces_96_to_6():

@@ -126,10 +126,11 @@ class NetworkConfig:
 
     maker: str = "default"
     """Which entry of ``networks.NETWORKS`` builds the network."""
-    torso: Literal["mlp", "conv_small", "impala", "muzero"] = "impala"
+    torso: Literal["mlp", "conv_small", "dqn", "impala", "muzero"] = "impala"
     """From an observation to features."""
     torso_channels: tuple[int, ...] = (64, 128, 128, 64)
-    """Channels of each convolutional section, or units of each hidden layer of an mlp."""
+    """Channels of each convolutional section (dqn: three), or units of each hidden layer of an
+    mlp."""
     torso_units: int = 512
     """Units of the torso's last, fully connected layer."""
     normalise_observations: bool = False
@@ -542,6 +543,11 @@ def _validate_agent(config: Config) -> None:
         net.min_log_scale <= net.max_log_scale,
         "network.min_log_scale",
         f"must not exceed network.max_log_scale ({net.max_log_scale:g}), got {net.min_log_scale:g}",
+    )
+    _require(
+        net.torso != "dqn" or len(net.torso_channels) == 3,
+        "network.torso_channels",
+        f"must be three numbers for network.torso dqn, got {len(net.torso_channels)}",
     )
     muzero = (net.torso == "muzero", net.model == "muzero", net.core == "none")
     _require(

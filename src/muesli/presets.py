@@ -9,6 +9,7 @@ from muesli.config import (
     UPDATE_DEFAULTS,
     ActorConfig,
     AgentConfig,
+    AtariConfig,
     BatchConfig,
     Config,
     EnvConfig,
@@ -23,7 +24,7 @@ from muesli.config import (
 
 
 def _for_pictures(network: NetworkConfig) -> NetworkConfig:
-    """What lets a picture's few moving pixels be heard (docs/results.md, on Atari)."""
+    """What lets a picture's few moving pixels be heard (docs/notebook.md)."""
     return replace(
         network,
         normalise_observations=True,
@@ -73,6 +74,45 @@ def atari_small() -> Config:
             model_units=512,
         ),
         batch=replace(base.batch, replay_capacity_steps=200_000),
+    )
+
+
+def atari_laptop() -> Config:
+    """Atari without a GPU: DQN's torso on small grey pictures, many small updates."""
+    base = atari()
+    return replace(
+        base,
+        total_env_steps=1_500_000,
+        env=EnvConfig(
+            name="atari:breakout",
+            num_envs=16,
+            threads=1,
+            frame_stack=4,
+            atari=AtariConfig(size_pixels=64, grey=True),
+        ),
+        actors=ActorConfig(groups=1),
+        network=_for_pictures(
+            NetworkConfig(
+                torso="dqn",
+                torso_channels=(16, 32, 32),
+                torso_units=256,
+                core="none",
+                model_units=256,
+                value_bins=201,
+                value_max=100.0,
+                reward_bins=201,
+                reward_max=100.0,
+            )
+        ),
+        agent=replace(base.agent, trace_lambda=0.95),
+        optimiser=OptimiserConfig(learning_rate=5e-4),
+        batch=BatchConfig(
+            batch_sequences=32,
+            online_sequences=8,
+            sequence_length=16,
+            replay_capacity_steps=100_000,
+        ),
+        log=replace(base.log, log_every_steps=10_000, checkpoint_every_steps=200_000),
     )
 
 
@@ -165,7 +205,7 @@ def mujoco() -> Config:
 
 def mujoco_h200() -> Config:
     """As ``mujoco``, without memory and with four times as many updates, each of a quarter of the
-    batch (so still 95.8% replay): docs/results.md shows what each of these does.
+    batch (so still 95.8% replay): docs/notebook.md shows what each of these does.
     """
     base = mujoco()
     return replace(
@@ -543,6 +583,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "atari_stacked": atari_stacked,
     "atari_large": atari_large,
     "atari_small": atari_small,
+    "atari_laptop": atari_laptop,
     "go": go,
     "mujoco": mujoco,
     "mujoco_h200": mujoco_h200,

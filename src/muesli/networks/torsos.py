@@ -121,6 +121,38 @@ class ImpalaTorso(nnx.Module):
         return _summarise(jax.nn.relu(x), self.out, self.normalise)
 
 
+_DQN_WINDOWS = ((8, 4), (4, 2), (3, 1))
+"""Size and stride of each of DQN's convolutions."""
+
+
+class DqnTorso(nnx.Module):
+    """DQN's strided convolutions, for pictures on a processor: [M, H, W, C] -> [M, units]."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        config: NetworkConfig,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+    ):
+        sizes = (shape[-1], *config.torso_channels)
+        self.convs = nnx.List(
+            conv(a, b, size, dtype, rngs, stride)
+            for (a, b), (size, stride) in zip(pairwise(sizes), _DQN_WINDOWS, strict=True)
+        )
+        # Padded convolutions of strides 4, 2 and 1.
+        height, width = (-(-n // 8) for n in shape[:2])
+        self.out = linear(height * width * sizes[-1], config.torso_units, dtype, rngs)
+        self.normalise = config.normalise_features
+        self.dtype = dtype
+
+    def __call__(self, observation: Array) -> Array:
+        x = as_float(observation, self.dtype)
+        for layer in self.convs:
+            x = jax.nn.relu(layer(x))
+        return _summarise(x, self.out, self.normalise)
+
+
 class MuZeroTorso(nnx.Module):
     """MuZero's residual network, which keeps the board: [M, H, W, C] -> [M, H', W', planes].
 
@@ -204,6 +236,7 @@ highest.defvjp(_highest_forward, _highest_backward)
 TORSOS: dict[str, Any] = {
     "mlp": MlpTorso,
     "conv_small": SmallConvTorso,
+    "dqn": DqnTorso,
     "impala": ImpalaTorso,
     "muzero": MuZeroTorso,
 }
