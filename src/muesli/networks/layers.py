@@ -62,9 +62,32 @@ class _Conv(nnx.Conv):
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         strides = self.strides
         assert self.bias is not None and isinstance(strides, tuple)
-        kernel = self.kernel[...].astype(self.dtype)
-        product = _plain_convolution(strides, inputs.astype(self.dtype), kernel)
+        x, kernel = inputs.astype(self.dtype), self.kernel[...].astype(self.dtype)
+        size, _, planes, outputs = kernel.shape
+        if strides == (1, 1) and x.shape[1] <= _BOARD and jax.default_backend() == "cpu":
+            product = _plain_product(_patches(x, size), kernel.reshape(size**2 * planes, outputs))
+        else:
+            product = _plain_convolution(strides, x, kernel)
         return _add_bias(product, self.bias[...])
+
+
+_BOARD = 19
+"""Up to this height, convolutions on CPUs are matrix products over patches."""
+
+
+def _patches(x: Array, size: int) -> Array:
+    """What a convolution of odd size sees at every place: [..., H, W, N] -> [..., H, W, size² N].
+
+    On CPUs, XLA runs convolutions inside loops more than ten times slower than products of these;
+    and when many seeds train at once those become batched, instead of grouped convolutions.
+    """
+    if size == 1:
+        return x
+    height, width = x.shape[-3:-1]
+    edge = (size // 2, size // 2)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [edge, edge, (0, 0)])
+    shifted = [padded[..., i : i + height, j : j + width, :] for i, j in np.ndindex(size, size)]
+    return jnp.concatenate(shifted, axis=-1)
 
 
 @jax.custom_vjp
@@ -337,22 +360,13 @@ _even_max_pool.defvjp(_maxima, _even_max_pool_backward)
 
 
 class BoardConv(nnx.Module):
-    """A 3×3 convolution over a small board, written as one matrix product over its patches.
-
-    On CPUs, XLA runs convolutions inside loops more than ten times slower than this; and when many
-    seeds train at once this becomes a batched product instead of a grouped convolution.
-    """
+    """A 3×3 convolution over a small board, one matrix product over its patches everywhere."""
 
     def __init__(self, inputs: int, outputs: int, dtype: Dtype, rngs: nnx.Rngs):
         self.product = linear(9 * inputs, outputs, dtype, rngs)
 
     def __call__(self, x: Array) -> Array:
-        height, width = x.shape[-3:-1]
-        padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-        patches = [
-            padded[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)
-        ]
-        return self.product(jnp.concatenate(patches, axis=-1))
+        return self.product(_patches(x, 3))
 
 
 class Lstm(nnx.Module):
