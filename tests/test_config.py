@@ -46,10 +46,21 @@ def test_a_seed_is_one_that_every_generator_takes(value):
         ("optimiser.adam_b2", 1.0, r"must be in \[0, 1\)"),
         ("optimiser.weight_decay", -0.1, "must not be negative"),
         ("update.total_weight", -1.0, "must not be negative"),
+        ("env.go.margin_weight", -0.5, r"must be in \[0, 1\], got -0.5"),
+        ("env.go.margin_weight", 1.5, r"must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_sizes_and_rates_have_ranges(field, wrong, message):
     refuse(field, wrong, message)
+
+
+def test_what_goes_around_a_core_is_as_wide_as_it():
+    config = set_field(Config(), "network.core_skip", True)
+    validate(config)
+    narrow = set_field(config, "network.core_units", 8)
+    with pytest.raises(ConfigError, match=r"^network\.core_skip: .*torso_units \(512\).*, got 8"):
+        validate(narrow)
+    validate(set_field(narrow, "network.core", "none"))
 
 
 def test_the_oracle_is_refused_to_our_updates_without_a_cmpo_target_only():

@@ -143,8 +143,11 @@ class NetworkConfig:
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small). In the muzero
     network, normalise what the heads read, before each rectifier."""
     normalise_core: bool = False
-    """RMS-normalise what the core puts out, where there is one. Meant for small inputs; in a run
-    with pictures that had it, gradients exploded."""
+    """RMS-normalise what the core puts out, where there is one. Without core_skip a core that falls
+    silent makes its gradients explode: that was seen in a run with pictures."""
+    core_skip: bool = False
+    """Add what the LSTM core reads to what it puts out. What passes through its gates alone is
+    small, and learnt from late."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
@@ -314,6 +317,9 @@ class GoConfig:
 
     komi: float = 7.5
     """Points that White is given. Perfect play is known to win 9 for Black on 7×7, 25 on 5×5."""
+    margin_weight: float = 0.0
+    """Share of the margin, in boards won, in the reward of a game while training (not in the paper,
+    where a win is a win): 0.5 rewards half a point's win by little more than a half."""
 
 
 @dataclass(frozen=True)
@@ -452,6 +458,7 @@ _NOT_NEGATIVE_OR_NONE = ("network.model_blocks",)
 _SHARES = (
     *("env.atari.sticky_action_probability", "agent.trace_lambda", "agent.target_rate"),
     *("agent.exploration", "network.value_head_prior_rate", "search.dirichlet_fraction"),
+    "env.go.margin_weight",
     *("update.uniform_prior_weight", "update.behaviour_prior_weight"),
 )
 _DECAYS = ("agent.moment_decay", "optimiser.adam_b1", "optimiser.adam_b2")
@@ -554,6 +561,12 @@ def _validate_agent(config: Config) -> None:
         muzero[0] == muzero[1] and (muzero[2] or not muzero[0]),
         "network.model",
         "muzero goes with network.torso muzero and network.core none, and only with them",
+    )
+    _require(
+        not net.core_skip or net.core == "none" or net.core_units == net.torso_units,
+        "network.core_skip",
+        f"adds network.torso_units ({net.torso_units}) to as many network.core_units, "
+        f"got {net.core_units}",
     )
     _require(
         muzero[0] or not net.point_policy,
