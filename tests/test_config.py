@@ -54,6 +54,15 @@ def test_sizes_and_rates_have_ranges(field, wrong, message):
     refuse(field, wrong, message)
 
 
+def test_what_goes_around_a_core_is_as_wide_as_it():
+    config = set_field(Config(), "network.core_skip", True)
+    validate(config)
+    narrow = set_field(config, "network.core_units", 8)
+    with pytest.raises(ConfigError, match=r"^network\.core_skip: .*torso_units \(512\).*, got 8"):
+        validate(narrow)
+    validate(set_field(narrow, "network.core", "none"))
+
+
 def test_the_oracle_is_refused_to_our_updates_without_a_cmpo_target_only():
     oracle = set_field(Config(), "update.sampled_normaliser", "oracle")
     for name in ("muesli", "cmpo", "my_variant"):

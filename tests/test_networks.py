@@ -460,26 +460,38 @@ def test_the_last_action_enters_as_small_as_one_input_among_the_features():
     np.testing.assert_allclose(np.var(kernel), 1 / 512, rtol=0.05)
 
 
-def test_a_normalised_core_puts_out_features_of_scale_one():
+def core_outputs(units, skip=False, normalise=False, deaf=False):
+    """Features [T, B, units] of an LSTM core over five random records; deaf: to its input."""
     spec = EnvSpec((4,), np.dtype(np.float32), 3)
-    base = NetworkConfig(
-        torso="mlp", torso_channels=(), torso_units=8, core_units=32, model_units=32
-    )
+    config = NetworkConfig(
+        torso="mlp", torso_channels=(), torso_units=units, core_units=units, model_units=units,
+        core_skip=skip, normalise_core=normalise,
+    )  # fmt: skip
+    network = make_network(spec, config)
+    params = network.init(jax.random.key(0))
+    # The model's first cell is a linear map of the core's output: here, that output itself.
+    params["dynamics"]["enter"] = {"kernel": jnp.eye(units), "bias": jnp.zeros(units)}
+    if deaf:
+        params["core"] = jax.tree.map(jnp.zeros_like, params["core"])
     inputs = UnrollInputs(
         jax.random.normal(jax.random.key(1), (5, 2, 4)), None, jnp.zeros((5, 2), jnp.int32),
         jnp.zeros((5, 2)), jnp.zeros((5, 2), bool),
     )  # fmt: skip
-    scales = {}
-    for normalise in (False, True):
-        config = dataclasses.replace(base, normalise_core=normalise)
-        network = make_network(spec, config)
-        params = network.init(jax.random.key(0))
-        # The model's first cell is a linear map of the core's output: here, that output itself.
-        params["dynamics"]["enter"] = {"kernel": jnp.eye(32), "bias": jnp.zeros(32)}
-        root, _ = network.unroll(params, inputs, network.initial_state(2))
-        scales[normalise] = np.sqrt(np.mean(np.square(root.embedding[0]), -1))
-    np.testing.assert_allclose(scales[True], 1.0, rtol=1e-3)
-    assert scales[False].max() < 0.5
+    root, _ = network.unroll(params, inputs, network.initial_state(2))
+    return root.embedding[0]
+
+
+def test_a_normalised_core_puts_out_features_of_scale_one():
+    scale = lambda x: np.sqrt(np.mean(np.square(x), -1))
+    np.testing.assert_allclose(scale(core_outputs(32, normalise=True)), 1.0, rtol=1e-3)
+    assert scale(core_outputs(32)).max() < 0.5
+
+
+def test_around_the_core_its_input_is_added_to_its_output():
+    read = core_outputs(32, skip=True, deaf=True)
+    assert np.abs(read).max() > 0.5
+    np.testing.assert_array_equal(core_outputs(32, deaf=True), 0.0)
+    np.testing.assert_allclose(core_outputs(32, skip=True), core_outputs(32) + read, rtol=1e-5)
 
 
 def test_value_and_reward_heads_start_at_the_configured_scale_and_the_policy_near_zero():

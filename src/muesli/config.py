@@ -143,8 +143,11 @@ class NetworkConfig:
     """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small). In the muzero
     network, normalise what the heads read, before each rectifier."""
     normalise_core: bool = False
-    """RMS-normalise what the core puts out, where there is one. Meant for small inputs; in a run
-    with pictures that had it, gradients exploded."""
+    """RMS-normalise what the core puts out, where there is one. Without core_skip a core that falls
+    silent makes its gradients explode: that was seen in a run with pictures."""
+    core_skip: bool = False
+    """Add what the LSTM core reads to what it puts out. What passes through its gates alone is
+    small, and learnt from late."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
@@ -558,6 +561,12 @@ def _validate_agent(config: Config) -> None:
         muzero[0] == muzero[1] and (muzero[2] or not muzero[0]),
         "network.model",
         "muzero goes with network.torso muzero and network.core none, and only with them",
+    )
+    _require(
+        not net.core_skip or net.core == "none" or net.core_units == net.torso_units,
+        "network.core_skip",
+        f"adds network.torso_units ({net.torso_units}) to as many network.core_units, "
+        f"got {net.core_units}",
     )
     _require(
         muzero[0] or not net.point_policy,

@@ -32,6 +32,9 @@ def _for_pictures(network: NetworkConfig) -> NetworkConfig:
         value_head_scale=1.0,
         # Values climb for hundreds of updates: heads that are told late let the features do it.
         value_head_prior_rate=0.5,
+        # Through an LSTM alone, what is to be rewarded is seen ten times as late.
+        core_skip=True,
+        normalise_core=True,
     )
 
 
@@ -58,6 +61,17 @@ def atari_h200() -> Config:
     """As ``atari``, with a ring that fits one H200."""
     base = atari()
     return replace(base, batch=replace(base.batch, replay_capacity_steps=3_600_000))
+
+
+def atari_feedforward() -> Config:
+    """As ``atari_h200``, without memory, on four stacked frames, and with λ 0.95."""
+    base = atari_h200()
+    return replace(
+        base,
+        env=replace(base.env, frame_stack=4),
+        network=replace(base.network, core="none"),
+        agent=replace(base.agent, trace_lambda=0.95),
+    )
 
 
 def atari_small() -> Config:
@@ -580,6 +594,7 @@ def lunar_lander() -> Config:
 PRESETS: dict[str, Callable[[], Config]] = {
     "atari": atari,
     "atari_h200": atari_h200,
+    "atari_feedforward": atari_feedforward,
     "atari_stacked": atari_stacked,
     "atari_large": atari_large,
     "atari_small": atari_small,

@@ -14,10 +14,10 @@ from muesli.envs.emulators import ExactEmulators
 from muesli.types import EnvSpec, StepType, TimeStep
 
 ACTIONS = (
-    *("wait", "fire", "↑", "→", "←", "↓", "↗", "↖", "↘", "↙"),
+    *("–", "•", "↑", "→", "←", "↓", "↗", "↖", "↘", "↙"),
     *("↑•", "→•", "←•", "↓•", "↗•", "↖•", "↘•", "↙•"),
 )
-"""All 18, in the emulator's order; a dot fires, too."""
+"""All 18, in the emulator's order: a dash waits, a dot fires."""
 NOOP = 0
 
 

@@ -187,8 +187,9 @@ class _AgentNetwork(nnx.Module):
             planes = (1,) * (features.ndim - 2)
             features = features + context.reshape((-1, *planes, features.shape[-1]))
         if self.core is not None:
-            features, state = self._recur(apart(features), inputs.first, state)
-            features = flat(features)
+            recalled, state = self._recur(apart(features), inputs.first, state)
+            recalled = flat(recalled)
+            features = features + recalled if self.config.core_skip else recalled
             if self.config.normalise_core:
                 features = rms_normalise(features)
         planes = isinstance(self.dynamics, MuZeroDynamics)
