@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PPO = {"breakout": 50, "asterix": 23, "space_invaders": 149, "freeway": 63, "seaquest": 54}
 
 
-# Ms. Pacman at 10M frames: dopamine's Rainbow with IMPALA's network and sticky actions.
-RAINBOW = 2593
+# Ms. Pacman at 10M and 40M frames: dopamine's Rainbow with IMPALA's network and sticky actions.
+RAINBOW = (2593, 3609)
 # At 1M steps, as CleanRL publishes them (v4 of the tasks); it has no Ant.
 CLEANRL = {
     "HalfCheetah": {"PPO": 1443, "SAC": 9635, "TD3": 9583},
@@ -44,11 +44,11 @@ def main() -> None:
 def atari() -> Figure:
     """Returns of two games, and what the network knew meanwhile."""
     figure, (breakout, pacman, knows) = plt.subplots(1, 3, figsize=(13.0, 3.6), dpi=110)
-    told, untold = "told the frequencies of its targets", "not told"
     for axes, file, label, colour in (
-        (breakout, "atari_h200_breakout", untold, COLOURS[1]),
-        (pacman, "atari_h200_ms_pacman", told, COLOURS[0]),
-        (pacman, "atari_h200_ms_pacman_uninformed", untold, COLOURS[1]),
+        (breakout, "atari_h200_breakout", "LSTM", COLOURS[1]),
+        (pacman, "atari_feedforward_ms_pacman", "no LSTM, four frames, λ 0.95", COLOURS[0]),
+        (pacman, "atari_h200_ms_pacman", "LSTM, an earlier network", COLOURS[1]),
+        (pacman, "atari_h200_ms_pacman_core", "LSTM, stopped", COLOURS[2]),
     ):
         rows = json.loads((ROOT / "results" / f"{file}.json").read_text())["rows"]
 
@@ -62,12 +62,13 @@ def atari() -> Figure:
             knows.plot(*curve("value_explained_variance"), **line)
     breakout.set_title("Breakout: return", fontsize=10)
     pacman.set_title("Ms. Pacman: return", fontsize=10)
-    pacman.plot([10], [RAINBOW], "o", color="0.4", label="Rainbow-IMPALA at 10M")
+    pacman.plot([10, 40], RAINBOW, "o", color="0.4", label="Rainbow-IMPALA at 10M, 40M")
     knows.set_title("Ms. Pacman: explained variance of returns", fontsize=10)
     knows.set_ylim(-0.1, 1.0)
     for axes in (breakout, pacman, knows):
         axes.set_xlabel("million frames")
         axes.set_xlim(left=0.0)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.legend(frameon=False, fontsize=8, loc="lower right")
         style(axes)
     return figure

@@ -91,7 +91,7 @@ def test_the_names_of_minatars_actions_are_those_that_pgx_plays(game):
 
 def test_the_names_of_ataris_actions_are_in_the_emulators_order():
     ale = pytest.importorskip("ale_py")
-    arrows = {"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→", "NOOP": "wait", "FIRE": "fire"}
+    arrows = {"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→", "NOOP": "–", "FIRE": "•"}
     arrows |= {"UPRIGHT": "↗", "UPLEFT": "↖", "DOWNRIGHT": "↘", "DOWNLEFT": "↙"}
     moves = [name for name in arrows if name not in ("NOOP", "FIRE")]
     arrows |= {f"{name}FIRE": f"{arrows[name]}•" for name in moves}
