@@ -29,7 +29,7 @@ from muesli.types import Trajectory, Transition
 
 def collect(parts: Parts, state: Any, chunks: int, seed: int) -> Trajectory:
     """The last of ``chunks`` sequences of every copy: [B, T + 1], as the learner sees them."""
-    env, agent, config = parts.training_env, parts.agent, parts.config
+    env, agent, config = parts.env, parts.agent, parts.config
     assert isinstance(env, JaxEnv), "needs an environment that runs inside JAX"
     copies, length = config.env.num_envs, config.batch.sequence_length
     step = jax.vmap(lambda *x: auto_reset_step(env, *x))

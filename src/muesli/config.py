@@ -317,9 +317,6 @@ class GoConfig:
 
     komi: float = 7.5
     """Points that White is given. Perfect play is known to win 9 for Black on 7×7, 25 on 5×5."""
-    margin_weight: float = 0.0
-    """Share of the margin, in boards won, in the reward of a game while training (not in the paper,
-    where a win is a win): 0.5 rewards half a point's win by little more than a half."""
 
 
 @dataclass(frozen=True)
@@ -458,7 +455,6 @@ _NOT_NEGATIVE_OR_NONE = ("network.model_blocks",)
 _SHARES = (
     *("env.atari.sticky_action_probability", "agent.trace_lambda", "agent.target_rate"),
     *("agent.exploration", "network.value_head_prior_rate", "search.dirichlet_fraction"),
-    "env.go.margin_weight",
     *("update.uniform_prior_weight", "update.behaviour_prior_weight"),
 )
 _DECAYS = ("agent.moment_decay", "optimiser.adam_b1", "optimiser.adam_b2")

@@ -1,7 +1,6 @@
 """Go, move for move, against two referees: OpenSpiel's, and our own in plain Python."""
 
 import functools
-import json
 from dataclasses import replace
 
 import jax
@@ -9,12 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from muesli import envs, presets
+from muesli import envs
 from muesli.config import ConfigError, EnvConfig, GoConfig
 from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
-from muesli.runners.player import load
-from muesli.runners.ratings import rate_run
-from muesli.runners.train import train
 from muesli.types import StepType
 
 
@@ -129,52 +125,6 @@ def test_the_plain_referee_agrees_move_for_move(size, komi, style, count):
             if over:
                 assert after.reward == (-1.0 if repeated else colour * np.sign(game.score()))
     assert captures > 0
-
-
-@pytest.mark.parametrize("weight", [0.25, 1.0])
-def test_the_margin_is_in_the_movers_reward_as_the_referee_counts_it(weight):
-    size, komi = 3, 0.5
-    env = envs.make("go_3x3", EnvConfig(go=GoConfig(komi, margin_weight=weight)))
-    step, margins = jax.jit(env.step), set()
-    for moves in list(each_game(size, komi, "fight", 150))[:40]:
-        game, (state, _) = Game(size, komi, superko=False), env.reset(jax.random.key(0))
-        for action, _, plain in moves:
-            colour = game.to_play
-            game.play(Move(colour, action))
-            state, after = step(state, action, jax.random.key(0))
-            margin = np.clip(colour * game.score() / size**2, -1.0, 1.0)
-            mixed = (1.0 - weight) * np.sign(margin) + weight * margin
-            if plain.reward == 0.0 or state._x.is_psk:  # a repetition is lost, whatever the board
-                assert after.reward == plain.reward
-            else:
-                assert after.reward == pytest.approx(mixed)
-                margins.add(round(float(margin), 3))
-    assert min(margins) < 0 < max(margins) and len(margins) > 4
-
-
-@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
-def test_a_run_trains_on_the_margin_and_counts_wins(tmp_path, runner):
-    base, run_dir = presets.go_5x5(), tmp_path / "run"
-    config = replace(
-        base,
-        total_env_steps=1280,
-        env=replace(base.env, name="go_3x3", num_envs=8, go=GoConfig(0.5, margin_weight=1.0)),
-        actors=replace(base.actors, runner=runner, lockstep=True),
-        network=replace(base.network, torso_channels=(2,), torso_units=8, model_units=8),
-        batch=replace(base.batch, batch_sequences=4, online_sequences=4),
-        log=replace(base.log, log_every_steps=640, eval_episodes=20, checkpoint_every_steps=640),
-    )
-    whole = lambda x: x == pytest.approx(round(x))
-    rows = []
-    train(config, run_dir, callbacks=[rows.append])
-    lines = (run_dir / "episodes.jsonl").read_text().splitlines()
-    played = {abs(json.loads(line)["return"]) for line in lines}
-    assert len(played) > 3 and min(played) < 1.0
-    evaluated = [20 * row["eval_return_mean"] for row in rows if "eval_return_mean" in row]
-    assert evaluated and all(whole(x) and round(x) % 2 == 0 for x in evaluated)
-    assert set(np.abs(load(run_dir).evaluate(20).returns)) == {1.0}
-    rated = rate_run(run_dir, games=10, max_checkpoints=1)
-    assert all(whole(10 * player["points_per_game"]) for player in rated)
 
 
 def follow(size, komi, vertices):

@@ -72,7 +72,7 @@ def _measure_anakin(parts: Any, seconds: float) -> dict[str, Any]:
     from muesli.runners.anakin import make_anakin
 
     config, anakin = parts.config, make_anakin(parts)
-    agent, env, batch = parts.agent, parts.training_env, config.batch
+    agent, env, batch = parts.agent, parts.env, config.batch
     num_envs, length = config.env.num_envs, batch.sequence_length
     began = time.monotonic()
     state = jax.jit(anakin.init)(jax.random.key(config.seed))
@@ -137,7 +137,7 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     num_envs, batch = config.env.num_envs, config.batch
     began = time.monotonic()
     size = num_envs // config.actors.groups
-    envs = host_envs(parts.training_env)
+    envs = host_envs(parts.env)
     slots = [range(first, first + size) for first in range(0, num_envs, size)]
     copies = _in_threads([partial(envs.make, s, config.seed) for s in slots])
     _in_threads([env.reset for env in copies])

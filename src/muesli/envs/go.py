@@ -65,29 +65,13 @@ def go(size: int = 9, config: GoConfig | None = None) -> JaxEnv:
 
     def step(state: Any, action: Array, key: PRNGKey) -> tuple[Any, TimeStep]:
         del key
-        mover, mover_is_black = state.current_player, state._x.color == 0
+        mover = state.current_player
         state = env.step(state, action)
         legal = jnp.logical_or(state.legal_action_mask, state.terminated)
         reward = state.rewards[mover]
-        if config.margin_weight > 0.0:
-            reward = _with_margin(reward, state._x, mover_is_black, size, config)
         return state, later(observe(state), reward, state.terminated, legal_actions=legal)
 
     return JaxEnv(spec, reset, step, render_board)
-
-
-def _with_margin(
-    reward: Array, game: Any, mover_is_black: Array, size: int, config: GoConfig
-) -> Array:
-    """The mover's reward with the margin in it; a forbidden repetition stays lost without one."""
-    from pgx._src.games.go import _count_scores
-
-    black, white = _count_scores(game, size)
-    margin = jnp.clip((black - white - config.komi) / size**2, -1.0, 1.0)
-    margin = jnp.where(mover_is_black, margin, -margin)
-    counted = (reward != 0.0) & ~game.is_psk
-    share = config.margin_weight
-    return jnp.where(counted, (1.0 - share) * reward + share * margin, reward)
 
 
 def render_board(observation: np.ndarray, pixels: int = 24) -> np.ndarray:

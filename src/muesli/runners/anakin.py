@@ -71,7 +71,7 @@ class Some(NamedTuple):
 
 def make_anakin(parts: Parts) -> Anakin:
     """The loop of a run whose environment is inside JAX."""
-    env, agent, config = parts.training_env, parts.agent, parts.config
+    env, agent, config = parts.env, parts.agent, parts.config
     assert isinstance(env, JaxEnv)
     num_envs, length = config.env.num_envs, config.batch.sequence_length
     online, stack = config.batch.online_sequences, parts.stack

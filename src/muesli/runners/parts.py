@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from muesli.agent import Agent, make_agent
-from muesli.config import Config, ConfigError, EnvConfig, validate
+from muesli.config import Config, ConfigError, validate
 from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
 from muesli.frames import Stack
@@ -50,15 +50,12 @@ class Schedule:
 
 
 class Parts(NamedTuple):
-    """Everything a run is made of. env: the task itself, which is evaluated and searched;
-    training_env: the same with the rewards that are trained on; spec: of what the network sees;
-    stack: how that is made of frames; sebulba: which runner it is for; topology: the devices it
-    runs on.
+    """Everything a run is made of. spec: of what the network sees; stack: how that is made of
+    frames; sebulba: which runner it is for; topology: the devices it runs on.
     """
 
     config: Config
     env: JaxEnv | HostEnvs
-    training_env: JaxEnv | HostEnvs
     spec: EnvSpec
     stack: Stack
     network: Network
@@ -112,15 +109,13 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     check_divisible(config, topology)
     # Threads and worker processes are shared out among the environments of this process.
     own = len(topology.own_share(config.env.num_envs))
-    settings = dataclasses.replace(config.env, num_envs=own)
-    training_env = make_env(settings.name, settings)
-    spec, stack = training_env.spec, _stack(config, training_env.spec)
+    env = make_env(config.env.name, dataclasses.replace(config.env, num_envs=own))
+    spec, stack = env.spec, _stack(config, env.spec)
     if not stack.plain:
         shape = spec.observation_shape
         spec = spec._replace(observation_shape=(*shape[:-1], stack.channels(shape[-1])))
-        if isinstance(training_env, JaxEnv):
-            training_env = stack_frames(training_env, stack)
-    env = _as_counted(training_env, settings, stack)
+        if isinstance(env, JaxEnv):
+            env = stack_frames(env, stack)
     sebulba = isinstance(env, HostEnvs) or config.actors.runner == "sebulba"
     if not sebulba and topology.actors != tuple(topology.own):
         raise ConfigError(
@@ -132,9 +127,7 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     schedule = make_schedule(config)
     network = NETWORKS[config.network.maker](spec, config.network)
     agent = make_agent(spec, network, config, schedule.total_updates)
-    return Parts(
-        config, env, training_env, spec, stack, network, agent, schedule, sebulba, topology
-    )
+    return Parts(config, env, spec, stack, network, agent, schedule, sebulba, topology)
 
 
 def for_actors(parts: Parts) -> Parts:
@@ -165,17 +158,6 @@ def _stack(config: Config, spec: EnvSpec) -> Stack:
             f"{config.env.name} has not both"
         )
     return Stack(config.env.frame_stack, spec.num_actions)
-
-
-def _as_counted(
-    training_env: JaxEnv | HostEnvs, settings: EnvConfig, stack: Stack
-) -> JaxEnv | HostEnvs:
-    """The environment by its own rewards, whatever is added to them while training."""
-    if settings.go.margin_weight == 0.0:
-        return training_env
-    go = dataclasses.replace(settings.go, margin_weight=0.0)
-    env = make_env(settings.name, dataclasses.replace(settings, go=go))
-    return env if stack.plain or not isinstance(env, JaxEnv) else stack_frames(env, stack)
 
 
 def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
