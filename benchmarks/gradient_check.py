@@ -13,59 +13,28 @@ by orders of magnitude, and training may still seem to work: Adam hides how long
 import argparse
 import dataclasses
 import json
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from muesli.cli.train import parse_config
-from muesli.envs.base import JaxEnv, auto_reset_step
+from muesli.runners.anakin import make_anakin, make_collect
 from muesli.runners.parts import Parts, build
 from muesli.symmetry import turn
-from muesli.types import Trajectory, Transition
+from muesli.types import AgentState, Trajectory
 
 
-def collect(parts: Parts, state: Any, chunks: int, seed: int) -> Trajectory:
+def collect(parts: Parts, agent: AgentState, chunks: int, seed: int) -> Trajectory:
     """The last of ``chunks`` sequences of every copy: [B, T + 1], as the learner sees them."""
-    env, agent, config = parts.env, parts.agent, parts.config
-    assert isinstance(env, JaxEnv), "needs an environment that runs inside JAX"
-    copies, length = config.env.num_envs, config.batch.sequence_length
-    step = jax.vmap(lambda *x: auto_reset_step(env, *x))
-
-    @jax.jit
-    def play(carry: Any, key: Any) -> Any:
-        acting = agent.acting(state)
-
-        def one(carry: Any, key: Any) -> Any:
-            states, seen, actors = carry
-            keys = jax.random.split(key, copies)
-            action, behaviour, actors = agent.act(acting, seen, actors, keys)
-            states, after = step(states, seen, action, keys)
-            reward = config.env.reward_scale * after.reward
-            record = Transition(
-                seen.observation, action, behaviour, reward, after.discount, seen.step_type,
-                seen.legal_actions,
-            )  # fmt: skip
-            return (states, after, actors._replace(last_reward=reward)), record
-
-        carry, records = jax.lax.scan(one, carry, jax.random.split(key, length + 1))
-        return carry, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), records)
-
-    keys = jax.random.split(jax.random.key(seed), chunks + 1)
-    carry = (
-        *jax.vmap(env.reset)(jax.random.split(keys[0], copies)),
-        agent.initial_actor(copies),
-    )
-    for key in keys[1:]:
-        start = carry[-1]
-        carry, records = play(carry, key)
-    batch = Trajectory(records, start)
-    return turn(batch, parts.spec) if config.batch.symmetries else batch
+    state = make_anakin(parts).init(jax.random.key(seed))._replace(agent=agent)
+    play = jax.jit(make_collect(parts))
+    for _ in range(chunks):
+        state, batch, _ = play(state)
+    return turn(batch, parts.spec) if parts.config.batch.symmetries else batch
 
 
-def gradients(parts: Parts, state: Any, batch: Trajectory) -> dict[str, np.ndarray]:
+def gradients(parts: Parts, state: AgentState, batch: Trajectory) -> dict[str, np.ndarray]:
     """The gradient of every parameter, by name."""
     after, _ = jax.jit(parts.agent.update)(state, batch, jax.random.key(0))
     # Of an optimiser that has seen nothing else, the first moment is the gradient.

@@ -1,7 +1,8 @@
 """The agent as pure functions of its state: Algorithm 1 in ``algorithm.py``, and what it calls."""
 
 from muesli.agent.acting import Acting, initial_actor, make_act, root_of
-from muesli.agent.algorithm import Agent, Dual, loss_weights, make_agent, unless_not_finite
+from muesli.agent.algorithm import Agent, Dual, make_agent, unless_not_finite
+from muesli.agent.objective import Findings, loss_weights, total_loss
 from muesli.agent.predictions import look_ahead, scale_gradient, supports, unroll, unroll_model
 from muesli.agent.targets import Estimates, centre, estimate, make_targets, normalise
 
@@ -10,6 +11,7 @@ __all__ = [
     "Agent",
     "Dual",
     "Estimates",
+    "Findings",
     "centre",
     "estimate",
     "initial_actor",
@@ -22,6 +24,7 @@ __all__ = [
     "root_of",
     "scale_gradient",
     "supports",
+    "total_loss",
     "unless_not_finite",
     "unroll",
     "unroll_model",

@@ -2,8 +2,8 @@
 
 The agent does not know where it runs. Batches are batch-major, ``[B, T + 1, ...]``; networks are
 handed ``[T, B]``; the mathematics of ``ops``, ``policy_updates`` and ``losses`` is mapped over the
-batch here and nowhere else. No mesh axis is named: under ``jit`` with a sharded batch every mean
-below is the global one.
+batch in this package and nowhere else. No mesh axis is named: under ``jit`` with a sharded batch
+every mean is the global one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import jax.numpy as jnp
 import optax
 
 from muesli.agent.acting import Acting, initial_actor, make_act
-from muesli.agent.pieces import Findings, gradient_in_pieces
-from muesli.agent.predictions import supports, unroll, unroll_model
+from muesli.agent.objective import Findings, total_loss
+from muesli.agent.pieces import gradient_in_pieces
+from muesli.agent.predictions import as_seen, unroll
 from muesli.agent.targets import make_targets
-from muesli.config import Config
-from muesli.diagnostics import diagnostics, explained_shares, masked_mean
+from muesli.config import Config, UpdateConfig
 from muesli.distributions import Policy
-from muesli.losses import model_losses, target_frequencies
 from muesli.networks.network import Network
 from muesli.ops.moments import deviation, init_moment
-from muesli.ops.standardise import init_statistics, standardise, update_statistics
+from muesli.ops.standardise import init_statistics, update_statistics
 from muesli.optim import clipped_share, make_optimiser
-from muesli.policy_updates import UPDATES, mpo_dual_gradient
+from muesli.policy_updates import mpo_dual_gradient
 from muesli.types import (
     ActorState,
     AgentState,
@@ -39,12 +38,9 @@ from muesli.types import (
     Moment,
     PRNGKey,
     PyTree,
-    RootOutput,
     Statistics,
-    Targets,
     TimeStep,
     Trajectory,
-    is_last,
 )
 
 
@@ -75,20 +71,15 @@ class Agent(NamedTuple):
 def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: int) -> Agent:
     """The agent of ``config`` on ``network`` for an environment of ``spec``."""
     optimiser = make_optimiser(config.optimiser, total_updates)
-    dual_optimiser = optax.adam(config.update.mpo_dual_learning_rate)
-    policy_update = UPDATES[config.update.name]
-    reward_support, value_support = supports(config)
-    clip = config.network.observation_clip
 
     def init(key: PRNGKey) -> AgentState:
         params = network.init(key)
-        log_temperature = jnp.log(jnp.float32(config.update.mpo_init_temperature))
         return AgentState(
             online=params,
             prior=jax.tree.map(jnp.copy, params),
             optimiser=optimiser.init(params),
             moment=init_moment(),
-            dual=Dual(log_temperature, dual_optimiser.init(log_temperature)),
+            dual=init_dual(config.update),
             normaliser=_init_normaliser(spec, config),
             step=jnp.zeros((), jnp.int32),
             faults=Faults(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
@@ -101,19 +92,11 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         seen = jax.tree.map(lambda x: x[:, :-1], fresh.transitions.observation)
         return state._replace(normaliser=update_statistics(state.normaliser, seen))
 
-    def look(batch: Trajectory, normaliser: Statistics | None) -> Trajectory:
-        """The batch as the network sees it."""
-        records = batch.transitions
-        seen = standardise(normaliser, records.observation, clip)
-        return batch._replace(transitions=records._replace(observation=seen))
-
     def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
-        if config.batch.micro_batches == 1:
-            gradients, moment, (metrics, frequencies) = differentiate(state, batch, key)
-        else:
-            gradients, moment, (metrics, frequencies) = gradient_in_pieces(
-                network, config, spec, look, losses_of, state, batch, key
-            )
+        differentiate = gradient if config.batch.micro_batches == 1 else gradient_in_pieces
+        gradients, moment, (metrics, frequencies) = differentiate(
+            network, config, spec, state, batch, key
+        )
         updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.online)
         online = optax.apply_updates(state.online, updates)
         if network.expect is not None:
@@ -124,7 +107,7 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         prior = jax.tree.map(lambda p, o: (1.0 - rate) * p + rate * o, state.prior, online)
         dual = state.dual
         if "loss_mpo" in metrics:
-            dual = update_dual(dual, metrics["loss_mpo"])
+            dual = update_dual(dual, metrics["loss_mpo"], config.update)
         metrics |= {
             "gradient_norm": optax.tree.norm(gradients),
             "update_clip_share": clipped_share(optimiser_state),
@@ -137,67 +120,6 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         state = unless_not_finite(state, made, finite, config.optimiser.max_skipped_updates)
         metrics["update_skipped"] = 1.0 - finite.astype(jnp.float32)
         return state._replace(step=state.step + 1), metrics
-
-    def differentiate(
-        state: AgentState, batch: Trajectory, key: PRNGKey
-    ) -> tuple[PyTree, Moment, Findings]:
-        """The gradient of L_total on one batch, in one pass."""
-        batch = look(batch, state.normaliser)
-
-        def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Findings]]:
-            # Form the minibatch's predictions, with gradients (online) and without (prior).
-            online = unroll(network, params, batch)
-            prior = unroll(network, state.prior, batch)
-            # Returns, the advantage moment, normalised advantages: all that losses hold constant.
-            targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
-            total, findings = losses_of(params, batch, online, targets, moment)
-            return total, (moment, findings)
-
-        gradients, (moment, findings) = jax.grad(loss_fn, has_aux=True)(state.online)
-        return gradients, moment, findings
-
-    def losses_of(
-        params: PyTree,
-        batch: Trajectory,
-        online: RootOutput,
-        targets: Targets,
-        moment: Moment,
-    ) -> tuple[Array, Findings]:
-        """L_total of a batch whose targets are known. Nothing in them carries gradients."""
-        targets = jax.lax.stop_gradient(targets)
-        # L_PG+CMPO (or another policy loss) in every state.
-        inputs = targets.policy._replace(policy=online.policy)
-        policy = jax.vmap(jax.vmap(lambda x: policy_update(x, config.update)))(inputs)
-        # L_m, L_v and L_r of the model unrolled from every state.
-        predictions = unroll_model(network, params, batch, online, config)
-        model = jax.vmap(
-            lambda p, t, pi: model_losses(p, t, pi, config.model, reward_support, value_support)
-        )(predictions, targets, policy.target)
-        losses = {
-            "policy": policy.loss[:, :-1],
-            "policy_model": model.policy,
-            "value": model.value,
-            "reward": model.reward,
-        }
-        weights = loss_weights(config)
-        assert set(losses) == set(weights)
-        trained = ~is_last(targets.step_type[:, :-1])
-        losses = {name: masked_mean(loss, trained) for name, loss in losses.items()}
-        total = sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
-        metrics = {f"loss_{name}": loss for name, loss in losses.items()} | {"loss_total": total}
-        metrics |= {k: masked_mean(v[:, :-1], trained) for k, v in policy.metrics.items()}
-        frequencies = target_frequencies(targets, trained, reward_support, value_support)
-        metrics |= diagnostics(config, inputs, online, targets, model, moment)
-        if config.model.q_model != "direct":  # its heads have other targets
-            metrics |= explained_shares(metrics, frequencies)
-        return total, Findings(metrics, frequencies)
-
-    def update_dual(dual: Dual, divergence: Array) -> Dual:
-        gradient = mpo_dual_gradient(divergence, config.update)
-        step, optimiser_state = dual_optimiser.update(gradient, dual.optimiser)
-        log_temperature = optax.apply_updates(dual.log_temperature, step)
-        floor = jnp.log(config.update.mpo_min_temperature)
-        return Dual(jnp.maximum(log_temperature, floor), optimiser_state)
 
     def acting(state: AgentState) -> Acting:
         params = state.online if config.agent.act_with == "online" else state.prior
@@ -213,6 +135,49 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
         observe=observe,
         update=update,
     )
+
+
+def gradient(
+    network: Network,
+    config: Config,
+    spec: EnvSpec,
+    state: AgentState,
+    batch: Trajectory,
+    key: PRNGKey,
+) -> tuple[PyTree, Moment, Findings]:
+    """The gradient of L_total on one batch, in one pass."""
+    batch = as_seen(batch, state.normaliser, config)
+
+    def loss_fn(params: PyTree) -> tuple[Array, tuple[Moment, Findings]]:
+        # Form the minibatch's predictions, with gradients (online) and without (prior).
+        online = unroll(network, params, batch)
+        prior = unroll(network, state.prior, batch)
+        # Returns, the advantage moment, normalised advantages: all that losses hold constant.
+        targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
+        loss, findings = total_loss(network, config, params, batch, online, targets, moment)
+        return loss, (moment, findings)
+
+    gradients, (moment, findings) = jax.grad(loss_fn, has_aux=True)(state.online)
+    return gradients, moment, findings
+
+
+def init_dual(config: UpdateConfig) -> Dual:
+    """The temperature that MPO's first target has."""
+    log_temperature = jnp.log(jnp.float32(config.mpo_init_temperature))
+    return Dual(log_temperature, _dual_optimiser(config).init(log_temperature))
+
+
+def update_dual(dual: Dual, divergence: Array, config: UpdateConfig) -> Dual:
+    """One step of the temperature towards the limit on ``divergence``, E KL(π_MPO, π)."""
+    rate = mpo_dual_gradient(divergence, config)
+    step, optimiser_state = _dual_optimiser(config).update(rate, dual.optimiser)
+    log_temperature = optax.apply_updates(dual.log_temperature, step)
+    floor = jnp.log(config.mpo_min_temperature)
+    return Dual(jnp.maximum(log_temperature, floor), optimiser_state)
+
+
+def _dual_optimiser(config: UpdateConfig) -> optax.GradientTransformation:
+    return optax.adam(config.mpo_dual_learning_rate)
 
 
 def _init_normaliser(spec: EnvSpec, config: Config) -> Statistics | None:
@@ -234,13 +199,3 @@ def unless_not_finite(
     skipped = (~make).astype(jnp.int32)
     in_a_row = jnp.where(make, 0, faults.in_a_row + 1)
     return state._replace(faults=Faults(faults.skipped + skipped, in_a_row))
-
-
-def loss_weights(config: Config) -> dict[str, float]:
-    """The weight of every term of L_total."""
-    return {
-        "policy": config.update.total_weight,
-        "policy_model": config.update.total_weight,
-        "value": config.model.value_weight,
-        "reward": config.model.reward_weight,
-    }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from muesli.agent.predictions import unroll
+from muesli.agent.objective import Findings, total_loss
+from muesli.agent.predictions import as_seen, unroll
 from muesli.agent.targets import Estimates, balance, estimate, normalise
 from muesli.config import Config
 from muesli.networks.network import Network
@@ -16,42 +14,18 @@ from muesli.types import (
     AgentState,
     Array,
     EnvSpec,
-    Frequencies,
-    Metrics,
     Moment,
     PRNGKey,
     PyTree,
-    RootOutput,
-    Statistics,
-    Targets,
     Trajectory,
     is_last,
 )
-
-Look = Callable[[Trajectory, Statistics | None], Trajectory]
-"""The batch as the network sees it."""
-
-
-class Findings(NamedTuple):
-    """What an update learnt of its batch beside the gradient; all of it means over records.
-
-    metrics: each []; frequencies: those of the targets.
-    """
-
-    metrics: Metrics
-    frequencies: Frequencies
-
-
-LossesOf = Callable[[PyTree, Trajectory, RootOutput, Targets, Moment], tuple[Array, Findings]]
-"""L_total of a batch whose targets are known."""
 
 
 def gradient_in_pieces(
     network: Network,
     config: Config,
     spec: EnvSpec,
-    look: Look,
-    losses_of: LossesOf,
     state: AgentState,
     batch: Trajectory,
     key: PRNGKey,
@@ -76,7 +50,7 @@ def gradient_in_pieces(
 
     def estimate_piece(_: None, c: Array) -> tuple[None, Estimates]:
         piece, its_keys = piece_of(whole, c)
-        piece = look(piece, state.normaliser)
+        piece = as_seen(piece, state.normaliser, config)
         online = unroll(network, state.online, piece)
         prior = unroll(network, state.prior, piece)
         return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
@@ -88,12 +62,12 @@ def gradient_in_pieces(
 
     def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Findings]:
         c, raw, share = of_piece
-        piece = look(piece_of(batch, c), state.normaliser)
+        piece = as_seen(piece_of(batch, c), state.normaliser, config)
         targets = normalise(raw, moment, config)
 
         def loss_fn(params: PyTree) -> tuple[Array, Findings]:
             online = unroll(network, params, piece)
-            loss, findings = losses_of(params, piece, online, targets, moment)
+            loss, findings = total_loss(network, config, params, piece, online, targets, moment)
             return share * loss, jax.tree.map(lambda x: share * x, findings)
 
         gradients, findings = jax.grad(loss_fn, has_aux=True)(state.online)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from muesli.config import Config
 from muesli.losses import ModelPredictions, unroll_index
 from muesli.networks.network import Network, UnrollInputs
+from muesli.ops.standardise import standardise
 from muesli.ops.values import Support, decode
-from muesli.types import Array, PyTree, RootOutput, Trajectory, is_first
+from muesli.types import Array, PyTree, RootOutput, Statistics, Trajectory, is_first
 
 
 def supports(config: Config) -> tuple[Support, Support]:
@@ -24,6 +25,13 @@ def supports(config: Config) -> tuple[Support, Support]:
 def _swap(tree: PyTree) -> PyTree:
     """Batch-major to time-major and back."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
+
+
+def as_seen(batch: Trajectory, normaliser: Statistics | None, config: Config) -> Trajectory:
+    """The batch as the network sees it: with standardised observations, where those are wanted."""
+    records = batch.transitions
+    seen = standardise(normaliser, records.observation, config.network.observation_clip)
+    return batch._replace(transitions=records._replace(observation=seen))
 
 
 def unroll(network: Network, params: PyTree, batch: Trajectory) -> RootOutput:

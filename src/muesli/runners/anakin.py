@@ -69,35 +69,18 @@ class Some(NamedTuple):
     skipped: Trajectory
 
 
-def make_anakin(parts: Parts) -> Anakin:
-    """The loop of a run whose environment is inside JAX."""
+Collect = Callable[[RunState], tuple[RunState, Trajectory, FinishedEpisodes]]
+"""T steps of every environment: a batch [E, T + 1] and the episodes that ended in it."""
+
+
+def make_collect(parts: Parts) -> Collect:
+    """How the environments of a run inside JAX are played for one chunk."""
     env, agent, config = parts.env, parts.agent, parts.config
     assert isinstance(env, JaxEnv)
-    num_envs, length = config.env.num_envs, config.batch.sequence_length
-    online, stack = config.batch.online_sequences, parts.stack
-    updates, slots = num_envs // online, jnp.arange(num_envs)
-    learn = make_learn(parts)
-    reset = jax.vmap(env.reset)
+    length, slots = config.batch.sequence_length, jnp.arange(config.env.num_envs)
     step = jax.vmap(lambda *x: auto_reset_step(env, *x))
 
-    def init(key: PRNGKey) -> RunState:
-        env_states, timesteps = reset(keys.reset_keys(key, slots))
-        state = RunState(
-            agent=agent.init(keys.agent_key(key)),
-            actors=agent.initial_actor(num_envs),
-            env_states=env_states,
-            timesteps=timesteps,
-            episodes=EpisodeState(jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)),
-            replay=None,
-            key=key,
-            iteration=jnp.zeros((), jnp.int32),
-        )
-        example = jax.eval_shape(lambda s: collect(s)[1], state)
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
-        return state._replace(replay=init_ring(one, parts))
-
     def collect(state: RunState) -> tuple[RunState, Trajectory, FinishedEpisodes]:
-        """T steps of every environment: a batch [E, T + 1] and the episodes that ended in it."""
         acting = agent.acting(state.agent)
         start = state.actors
 
@@ -142,6 +125,34 @@ def make_anakin(parts: Parts) -> Anakin:
             iteration=state.iteration + 1,
         )
         return state, Trajectory(records, start), finished
+
+    return collect
+
+
+def make_anakin(parts: Parts) -> Anakin:
+    """The loop of a run whose environment is inside JAX."""
+    env, agent, config = parts.env, parts.agent, parts.config
+    assert isinstance(env, JaxEnv)
+    num_envs, stack = config.env.num_envs, parts.stack
+    updates = num_envs // config.batch.online_sequences
+    collect, learn = make_collect(parts), make_learn(parts)
+    reset = jax.vmap(env.reset)
+
+    def init(key: PRNGKey) -> RunState:
+        env_states, timesteps = reset(keys.reset_keys(key, jnp.arange(num_envs)))
+        state = RunState(
+            agent=agent.init(keys.agent_key(key)),
+            actors=agent.initial_actor(num_envs),
+            env_states=env_states,
+            timesteps=timesteps,
+            episodes=EpisodeState(jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)),
+            replay=None,
+            key=key,
+            iteration=jnp.zeros((), jnp.int32),
+        )
+        example = jax.eval_shape(lambda s: collect(s)[1], state)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
+        return state._replace(replay=init_ring(one, parts))
 
     def train(
         state: RunState, chunk: Trajectory, skipped: Trajectory

@@ -64,34 +64,19 @@ def make_collector(parts: Parts, group_size: int) -> Collector:
             lambda x: jnp.zeros((x.shape[0], length + 1, *x.shape[1:]), x.dtype), one
         )
 
-    def put(buffer: Array, x: Array, t: Array | int) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(buffer, x.astype(buffer.dtype), t, axis=1)
-
-    def put_seen(records: Transition, seen: TimeStep, t: Array | int) -> Transition:
-        observation, legal_actions = jax.tree.map(
-            lambda b, x: put(b, x, t),
-            (records.observation, records.legal_actions),
-            (seen.observation, seen.legal_actions),
-        )
-        return records._replace(
-            observation=observation,
-            legal_actions=legal_actions,
-            step_type=put(records.step_type, seen.step_type, t),
-        )
-
     def begin(timestep: TimeStep) -> Carry:
         return go_on(*remember(parts, initial_memory(parts, group_size), timestep))
 
     def go_on(memory: Memory, seen: TimeStep) -> Carry:
-        records = put_seen(empty(memory, seen), seen, 0)
+        records = _put_seen(empty(memory, seen), seen, 0)
         return Carry(records, memory.actors, memory, seen)
 
     def take_in(carry: Carry, timestep: TimeStep, t: Array | int) -> Carry:
         memory, seen = remember(parts, carry.memory, timestep)
-        records = put_seen(carry.records, seen, t)
+        records = _put_seen(carry.records, seen, t)
         records = records._replace(
-            reward=put(records.reward, seen.reward, t - 1),
-            discount=put(records.discount, seen.discount, t - 1),
+            reward=_put(records.reward, seen.reward, t - 1),
+            discount=_put(records.discount, seen.discount, t - 1),
         )
         return Carry(records, carry.start, memory, seen)
 
@@ -101,8 +86,8 @@ def make_collector(parts: Parts, group_size: int) -> Collector:
         act_keys = keys.act_keys(key, slots, step)
         action, behaviour, actors = agent.act(acting, carry.seen, carry.memory.actors, act_keys)
         records = carry.records._replace(
-            action=put(carry.records.action, action, t),
-            behaviour=jax.tree.map(lambda b, x: put(b, x, t), carry.records.behaviour, behaviour),
+            action=_put(carry.records.action, action, t),
+            behaviour=jax.tree.map(lambda b, x: _put(b, x, t), carry.records.behaviour, behaviour),
         )
         memory = carry.memory._replace(actors=actors)
         return action, carry._replace(records=records, memory=memory)
@@ -124,3 +109,22 @@ def make_collector(parts: Parts, group_size: int) -> Collector:
         return Trajectory(carry.records, carry.start), go_on(memory, carry.seen)
 
     return Collector(begin, act, advance, finish, go_on)
+
+
+def _put(buffer: Array, x: Array, t: Array | int) -> Array:
+    """``buffer`` [E, T + 1, ...] with x as its record t."""
+    return jax.lax.dynamic_update_index_in_dim(buffer, x.astype(buffer.dtype), t, axis=1)
+
+
+def _put_seen(records: Transition, seen: TimeStep, t: Array | int) -> Transition:
+    """What is known of record t before anything is done there."""
+    observation, legal_actions = jax.tree.map(
+        lambda b, x: _put(b, x, t),
+        (records.observation, records.legal_actions),
+        (seen.observation, seen.legal_actions),
+    )
+    return records._replace(
+        observation=observation,
+        legal_actions=legal_actions,
+        step_type=_put(records.step_type, seen.step_type, t),
+    )
