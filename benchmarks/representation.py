@@ -33,6 +33,8 @@ from muesli.envs import make
 from muesli.envs.base import HostEnvs
 from muesli.networks import make_network
 from muesli.presets import PRESETS
+from muesli.replay import stacked
+from muesli.runners.parts import seen_spec
 from muesli.suites.records import set_fields
 from muesli.types import Array, EnvSpec, StepType, Trajectory, Transition
 
@@ -45,14 +47,16 @@ TESTS = 8
 
 
 class Play(NamedTuple):
-    """Random play of E copies. records: Transition [E, S], behaviour aside; spec: the game's."""
+    """Random play of E copies. records: Transition [E, S], behaviour aside, of single frames;
+    spec: the game's.
+    """
 
     records: Transition
     spec: EnvSpec
 
 
 def record(config: Config, steps: int) -> Play:
-    """Plays the configured copies at random, as the agent would see them."""
+    """Plays the configured copies at random."""
     family = make(config.env.name, config.env)
     assert isinstance(family, HostEnvs)
     assert family.spec.num_actions is not None
@@ -79,9 +83,10 @@ def record(config: Config, steps: int) -> Play:
 
 def train(play: Play, config: Config, updates: int, every: int) -> None:
     """Makes updates on random sequences of the play and prints what they say."""
-    network = make_network(play.spec, config.network)
-    agent = make_agent(play.spec, network, config, total_updates=10**9)
-    actions = play.spec.num_actions
+    spec, stack = seen_spec(config, play.spec)
+    network = make_network(spec, config.network)
+    agent = make_agent(spec, network, config, total_updates=10**9)
+    actions = spec.num_actions
     assert actions is not None
     size, length = config.batch.batch_sequences, config.batch.sequence_length
     copies, steps = play.records.reward.shape
@@ -90,8 +95,11 @@ def train(play: Play, config: Config, updates: int, every: int) -> None:
     def sample(records: Transition, key: Array, first: int, last: int) -> Trajectory:
         where, when = jax.random.split(key)
         slots = jax.random.randint(where, (size, 1), first, last)
-        starts = jax.random.randint(when, (size, 1), 1, steps - length)
+        starts = jax.random.randint(when, (size, 1), 1 + stack.reach, steps - length)
         chunk = jax.tree.map(lambda x: x[slots, starts + jnp.arange(length + 1)], records)
+        if not stack.plain:
+            seen = stacked(records, slots[:, 0], starts[:, 0], length + 1, stack)
+            chunk = chunk._replace(observation=seen)
         uniform = Categorical(jnp.zeros((size, length + 1, actions)))
         before = jax.tree.map(lambda x: x[slots[:, 0], starts[:, 0] - 1], records)
         start = agent.initial_actor(size)

@@ -32,6 +32,16 @@ def test_each_starts_and_says_how_it_is_called(program):
     assert f"usage: {program}.py" in run(program, "--help")
 
 
+def test_what_is_known_of_recorded_play_depends_on_the_frames_that_are_stacked():
+    pytest.importorskip("ale_py")
+    sizes = "env.atari.size_pixels=32;batch.batch_sequences=4;batch.online_sequences=1"
+    small = ("--preset", "atari_laptop", "--updates", "1", "--every", "1", "--copies", "2")
+    variants = ("--variant", "env.frame_stack=1", "--variant", "env.frame_stack=4")
+    out = run("representation", *small, "--steps", "60", "--fields", sizes, *variants)
+    rows = [line.split()[3:] for line in out.splitlines() if line.startswith("     1 ")]
+    assert len(rows) == 2 and rows[0] != rows[1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_are_compared_with_those_of_float32(dtype):
     """In float32 there is no difference; in bfloat16 there is one, of a few percent."""

@@ -8,10 +8,12 @@ import pytest
 
 import muesli
 from muesli import envs, presets
+from muesli.config import ConfigError
 from muesli.envs.atari import ACTIONS
 from muesli.envs.games import MINATAR_GAMES
+from muesli.runners.parts import build
 from muesli.runners.player import Thought
-from muesli.video import _Canvas, _Play, record
+from muesli.video import _Canvas, _Play, _play, record
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ THOUGHT = Thought(np.array([0.2, 0.5, 0.3]), 2.0, np.array([1.5, 2.5, 2.0]))
 
 def draw(canvas, step=0, reward=0.0, action=1, begins=False, thought=THOUGHT):
     done = None if action is None else np.array(action)
-    return canvas.draw(FRAME, thought, _Play(step, reward, reward, done, begins))
+    return canvas.draw(FRAME, thought, _Play(step, reward, reward, thought.value, done, begins))
 
 
 def test_the_action_that_is_taken_stands_out_and_has_its_name(canvas):
@@ -66,6 +68,42 @@ def test_an_episode_leaves_its_values_and_rewards_behind_and_the_next_begins_ane
     assert rewards[1] != rewards[2]
     draw(canvas, 3, begins=True)
     assert list(canvas.values) == [2.0]
+
+
+def test_illegal_actions_have_no_value(canvas):
+    policy, q = np.array([0.4, 0.6, 0.0]), np.array([1.5, 2.5, 90.0])
+    draw(canvas, thought=Thought(policy, 2.0, q))
+    assert [np.isnan(bar.get_height()) for bar in canvas.q.patches] == [False, False, True]
+    assert canvas.q.get_ylim()[1] < 3.0
+
+
+def test_a_game_of_two_is_told_from_the_first_players_side(tmp_path_factory):
+    """The network speaks for whoever moves; a line through that would only zigzag."""
+    run_dir = tmp_path_factory.mktemp("video") / "tic_tac_toe"
+    muesli.train(replace(presets.tic_tac_toe(), total_env_steps=200), run_dir)
+    player, seen = muesli.load(run_dir), []
+
+    class Canvas:
+        def draw(self, frame, thought, play):
+            seen.append((thought, play))
+
+    list(_play(player, player.actor("random"), Canvas(), 12, 200, 0))
+    ends = [k for k, (_, play) in enumerate(seen) if play.action is None]
+    begins = [0, *(k + 1 for k in ends[:-1])]
+    scores = []
+    for first, last in zip(begins, ends, strict=True):
+        moves = last - first
+        for n in range(moves):
+            thought, play = seen[first + n]
+            assert play.value == (-1) ** n * thought.value
+            assert play.reward == play.score == 0.0
+        over = seen[last][1]
+        assert np.isnan(over.value)
+        # Who completes a line has won: the first player with an odd number of moves.
+        assert over.score == over.reward
+        assert moves == 9 or over.score == (1.0 if moves % 2 else -1.0)
+        scores.append(over.score)
+    assert {1.0, -1.0} <= set(scores)
 
 
 def test_many_actions_are_not_named(canvas):
@@ -102,3 +140,13 @@ def test_an_environment_must_name_all_its_actions_or_none():
     env = envs.make("catch")
     with pytest.raises(envs.EnvError, match=r"spec.action_names: 2 names for 3 actions"):
         envs.check(env._replace(spec=env.spec._replace(action_names=("left", "right"))))
+
+
+def test_a_training_refuses_wrong_names_before_it_starts(monkeypatch):
+    env = envs.make("catch")
+    spec = env.spec._replace(action_names=("left", "right"))
+    monkeypatch.setitem(envs.ENVS, "misnamed", lambda: env._replace(spec=spec))
+    config = presets.catch()
+    config = replace(config, env=replace(config.env, name="misnamed"))
+    with pytest.raises(ConfigError, match="misnamed has 2 names for 3 actions"):
+        build(config)

@@ -142,13 +142,13 @@ def sample(replay: Replay, key: PRNGKey, num_sequences: int, stack: Stack = _PLA
     transitions = jax.tree.map(lambda x: x[slot[:, None], time], replay.records)
     if not stack.plain:
         transitions = transitions._replace(
-            observation=_stacked(replay.records, slot, time[:, 0], length + 1, stack)
+            observation=stacked(replay.records, slot, time[:, 0], length + 1, stack)
         )
     starts = jax.tree.map(lambda x: x[slot, chunk], replay.starts)
     return Sample(Trajectory(transitions, starts), age)
 
 
-def _stacked(records: Transition, slot: Array, start: Array, length: int, stack: Stack) -> PyTree:
+def stacked(records: Transition, slot: Array, start: Array, length: int, stack: Stack) -> PyTree:
     """Observations [B, length], built again from the frames and actions that are stored."""
     total = records.reward.shape[1]
     history = stack.frames - 1

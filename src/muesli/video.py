@@ -38,13 +38,15 @@ _MARGINS: dict[str, Any] = {
 class _Play(NamedTuple):
     """The moment of a frame.
 
-    reward: what the step before brought; action: what is done next, or None where an episode ends;
-    begins: whether this opens an episode.
+    score, reward, value: so far, of the step before, and v̂ of what is to come, of two players the
+    first one's; value is nan where an episode is over; action: what is done next, or None where an
+    episode ends; begins: whether this opens an episode.
     """
 
     step: int
     score: float
     reward: float
+    value: float
     action: np.ndarray | None
     begins: bool
 
@@ -104,18 +106,23 @@ def _play(
     seed: int,
 ) -> Iterator[np.ndarray]:
     env, picture = _film(player, seed)
-    key = jax.random.key(seed)
-    timestep, state, score, finished = env.reset(), player.initial_state(1), 0.0, 0
+    key, turns = jax.random.key(seed), player.parts.spec.players == 2
+    timestep, state, score, finished, side = env.reset(), player.initial_state(1), 0.0, 0, 1.0
     try:
         for t in range(max_steps):
-            kind, reward = int(timestep.step_type[0]), float(timestep.reward[0])
+            kind = int(timestep.step_type[0])
             begins, ends = kind == StepType.FIRST, kind == StepType.LAST
+            # A reward is that of the player who has moved, v̂ that of the one who is about to.
+            reward = side * float(timestep.reward[0])
+            side = -side if turns and not begins else 1.0
             score = reward if begins else score + reward
             thought = player.think(timestep, state)
+            over = ends and float(timestep.discount[0]) == 0.0
+            value = np.nan if over else side * thought.value
             frame = picture() if picture else player.env.render(timestep.observation[0])
             action, _, state = act(timestep, state, jax.random.fold_in(key, t))
             done = None if ends else np.asarray(action)[0]
-            yield canvas.draw(frame, thought, _Play(t, score, reward, done, begins))
+            yield canvas.draw(frame, thought, _Play(t, score, reward, value, done, begins))
             finished += ends
             if finished == episodes:
                 return
@@ -162,6 +169,7 @@ class _Canvas:
         self.title = player.config.env.name
         self.discrete = player.parts.spec.num_actions is not None
         self.names = player.parts.spec.action_names
+        self.two_players = player.parts.spec.players == 2
         self.figure = plt.figure(figsize=(8.4, 4.4), dpi=100, facecolor="white")
         grid = self.figure.add_gridspec(
             3, 2, **_MARGINS, width_ratios=(1.0, 1.05), height_ratios=(1.0, 1.0, 0.8)
@@ -182,7 +190,7 @@ class _Canvas:
         if play.begins:
             self.values.clear()
             self.rewards.clear()
-        self.values.append(thought.value)
+        self.values.append(play.value)
         self.rewards.append(play.reward)
         self._draw_policy(thought.policy, play.action)
         self._draw_q(thought, play.action)
@@ -210,11 +218,14 @@ class _Canvas:
     def _draw_q(self, thought: Thought, action: np.ndarray | None) -> None:
         """Bars from v̂ to q̂: what the agent thinks to gain or lose by an action."""
         gains, value = thought.q - thought.value, thought.value
+        if self.discrete:
+            gains = np.where(thought.policy > 0.0, gains, np.nan)  # not of illegal actions
         what = "q̂" if self.discrete else "q̂ of drawn actions"
+        what += " for who moves" if self.two_players else ""
         chosen = action if self.discrete else None
         self._bars(self.q, gains, value, COLOURS[1], chosen, f"{what}, from v̂ = {value:.2f}")
         self.q.axhline(value, color="black", linewidth=1.0)
-        largest = max(float(np.abs(gains).max()), 1e-6 + 1e-3 * abs(value))
+        largest = max(float(np.nanmax(np.abs(gains))), 1e-6 + 1e-3 * abs(value))
         self.q.set_ylim(value - 1.2 * largest, value + 1.2 * largest)
         self._name(self.q, len(gains) if self.discrete else 0)
 
@@ -227,7 +238,8 @@ class _Canvas:
                 self.past.axvline(at, ymax=0.15, color=colour, linewidth=1.5)
         self.past.plot(steps, self.values, color="black", linewidth=1.4)
         self.past.set_xlim(steps[0] - 1, steps[0] + _REMEMBERED)
-        self._finish(self.past, "v̂, and where rewards came (pink: below 0)")
+        whose = " of the first player" if self.two_players else ""
+        self._finish(self.past, f"v̂{whose}, and where rewards came (pink: below 0)")
 
     def _bars(
         self,

@@ -110,12 +110,9 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
     # Threads and worker processes are shared out among the environments of this process.
     own = len(topology.own_share(config.env.num_envs))
     env = make_env(config.env.name, dataclasses.replace(config.env, num_envs=own))
-    spec, stack = env.spec, _stack(config, env.spec)
-    if not stack.plain:
-        shape = spec.observation_shape
-        spec = spec._replace(observation_shape=(*shape[:-1], stack.channels(shape[-1])))
-        if isinstance(env, JaxEnv):
-            env = stack_frames(env, stack)
+    spec, stack = seen_spec(config, env.spec)
+    if isinstance(env, JaxEnv) and not stack.plain:
+        env = stack_frames(env, stack)
     sebulba = isinstance(env, HostEnvs) or config.actors.runner == "sebulba"
     if not sebulba and topology.actors != tuple(topology.own):
         raise ConfigError(
@@ -147,8 +144,16 @@ def for_processor(config: Config) -> Config:
     )
 
 
+def seen_spec(config: Config, spec: EnvSpec) -> tuple[EnvSpec, Stack]:
+    """What the network sees of an environment of ``spec``, and how that is made of its frames."""
+    stack = _stack(config, spec)
+    if stack.plain:
+        return spec, stack
+    *shape, channels = spec.observation_shape
+    return spec._replace(observation_shape=(*shape, stack.channels(channels))), stack
+
+
 def _stack(config: Config, spec: EnvSpec) -> Stack:
-    """How the network's observations are made of the environment's, whose spec this is."""
     if not config.env.stack_actions:
         return Stack(config.env.frame_stack)
     pictures = len(spec.observation_shape) == 3 and spec.observation_dtype != np.bool_
@@ -169,6 +174,11 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
     ):
         if name not in known:
             raise ConfigError(f"{field}: there is no '{name}'; there are {', '.join(known)}")
+    if spec.action_names and len(spec.action_names) != spec.num_actions:
+        raise ConfigError(
+            f"env.name: {config.env.name} has {len(spec.action_names)} names for "
+            f"{spec.num_actions or 'no'} actions (spec.action_names)"
+        )
     if net.torso != "mlp" and len(spec.observation_shape) != 3:
         raise ConfigError(
             f"network.torso: {net.torso} needs images; the observations of {config.env.name} have "
