@@ -106,9 +106,12 @@ def test_openspiel_agrees_move_for_move(size, komi, style, count):
         assert repeats > 0  # or the case that differs was never met
 
 
-@pytest.mark.parametrize(("size", "komi", "style", "count"), CASES)
+TIES = (3, 1.0, "uniform", 60)
+
+
+@pytest.mark.parametrize(("size", "komi", "style", "count"), [*CASES, TIES])
 def test_the_plain_referee_agrees_move_for_move(size, komi, style, count):
-    captures = 0
+    captures = ties = 0
     for moves in each_game(size, komi, style, count):
         game = Game(size, komi, superko=False)
         for action, before, after in moves:
@@ -124,7 +127,9 @@ def test_the_plain_referee_agrees_move_for_move(size, komi, style, count):
             assert over == (after.step_type == StepType.LAST)
             if over:
                 assert after.reward == (-1.0 if repeated else colour * np.sign(game.score()))
+                ties += after.reward == 0.0
     assert captures > 0
+    assert (ties > 0) == (komi == 1.0)  # of a whole number of points
 
 
 def follow(size, komi, vertices):
@@ -172,6 +177,8 @@ def test_komi_decides_an_empty_board_and_the_reward_is_the_movers():
     assert last.reward == 1.0 and not last.observation[0, 0, 6]
     # A white stone takes its border away: 1 against 1, and the rest is neutral.
     assert follow(5, 7.5, "C3 D4 pass pass")[-1].reward == 1.0
+    # Of a whole number, an empty board is a tie; a point more or less decides it.
+    assert [follow(5, k, "pass pass")[-1].reward for k in (-1.0, 0.0, 1.0)] == [-1.0, 0.0, 1.0]
 
 
 def test_the_planes_are_the_papers_seven():

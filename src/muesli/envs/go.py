@@ -1,7 +1,8 @@
 """Go on pgx: area scoring by Tromp-Taylor, both sides played by the agent.
 
 Suicide and retaking a ko at once are illegal and masked. Other repetitions of a whole board are not
-masked: whoever makes one loses at once. A game ends by two passes, or after 2·size² moves.
+masked: whoever makes one loses at once. A game ends by two passes, or after 2·size² moves. With a
+whole number for komi it may end in a tie, which is worth 0 to both.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def go(size: int = 9, config: GoConfig | None = None) -> JaxEnv:
     An observation is [size, size, 7] bool, as the player about to move sees it: own stones, the
     opponent's and empty points of this position, the same of the one before, and a plane that is
     full when Black is to move. The reward is that of the player who has just moved: 1 or −1 at the
-    end, else 0.
+    end, 0 for a tie and before.
     """
     # Imported late: pgx computes as it is imported, which would start JAX's devices with it.
     from pgx.go import Go
@@ -59,6 +60,16 @@ def go(size: int = 9, config: GoConfig | None = None) -> JaxEnv:
         planes.append(jnp.broadcast_to(black, now.shape))
         return jnp.stack(planes, axis=-1).reshape(size, size, PLANES)
 
+    # pgx gives ties to White. A quarter of a point more for Black makes them Black's, and decides
+    # nothing else: the mean of both is 0.
+    lenient = Go(size=size, komi=config.komi - 0.25)._game if config.komi % 1 == 0 else None
+
+    def reward_of(state: Any, player: Array) -> Array:
+        if lenient is None:
+            return state.rewards[player]
+        rewards = lenient.rewards(state._x)[state._player_order]
+        return 0.5 * (state.rewards[player] + rewards[player])
+
     def reset(key: PRNGKey) -> tuple[Any, TimeStep]:
         state = env.init(key)
         return state, first(observe(state), state.legal_action_mask)
@@ -68,7 +79,7 @@ def go(size: int = 9, config: GoConfig | None = None) -> JaxEnv:
         mover = state.current_player
         state = env.step(state, action)
         legal = jnp.logical_or(state.legal_action_mask, state.terminated)
-        reward = state.rewards[mover]
+        reward = reward_of(state, mover)
         return state, later(observe(state), reward, state.terminated, legal_actions=legal)
 
     return JaxEnv(spec, reset, step, render_board)

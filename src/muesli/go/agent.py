@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from muesli.agent import make_act
-from muesli.config import ConfigError, GoConfig
+from muesli.config import ConfigError
 from muesli.distributions import Categorical
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.envs.go import go, go_size
@@ -89,7 +90,8 @@ class GoAgent:
         """A move, and the policy it came from: [size² + 1]."""
         self._asked += 1
         if self._by_rules and game.komi != self._rules_komi:
-            self._set_rules(go(self.size, GoConfig(game.komi)), game.komi)
+            config = replace(self.player.config.env.go, komi=game.komi)
+            self._set_rules(go(self.size, config), game.komi)
         key = jax.random.fold_in(self._key, self._asked)
         sample = len(game.moves) < 2 * self.sample_moves
         legal = game.legal(colour, superko=True)
