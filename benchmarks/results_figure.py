@@ -45,7 +45,7 @@ def atari() -> Figure:
     """Returns of two games, and what the network knew meanwhile."""
     figure, (breakout, pacman, knows) = plt.subplots(1, 3, figsize=(13.0, 3.6), dpi=110)
     for axes, file, label, colour in (
-        (breakout, "atari_h200_breakout", "LSTM", COLOURS[1]),
+        (breakout, "atari_h200_breakout", "LSTM, a still earlier network", COLOURS[1]),
         (pacman, "atari_feedforward_ms_pacman", "no LSTM, four frames, λ 0.95", COLOURS[0]),
         (pacman, "atari_h200_ms_pacman", "LSTM, an earlier network", COLOURS[1]),
         (pacman, "atari_h200_ms_pacman_core", "LSTM, stopped", COLOURS[2]),

@@ -113,7 +113,8 @@ def test_a_ring_that_cannot_fit_is_refused_with_one_that_would(seeds, monkeypatc
         return make_engine(build(dataclasses.replace(config, batch=batch)), range(seeds))
 
     monkeypatch.setattr(memory, "device_limit", lambda: 100 * 2**20)
-    wanted = r"batch.replay_capacity_steps: .* at most ([\d,]+) fit"
+    each = f" for each of {seeds} seeds" if seeds > 1 else ""
+    wanted = rf"batch.replay_capacity_steps: [\d,]+ steps{each} take .* at most ([\d,]+) fit"
     with pytest.raises(ConfigError, match=wanted) as refused:
         engine(10**7)
     fits = int(re.search(wanted, str(refused.value))[1].replace(",", ""))

@@ -144,8 +144,8 @@ class NetworkConfig:
     """RMS-normalise what the core puts out, where there is one. Without core_skip a core that falls
     silent makes its gradients explode: that was seen in a run with pictures."""
     core_skip: bool = False
-    """Add what the LSTM core reads to what it puts out. What passes through its gates alone is
-    small, and learnt from late."""
+    """Add what the LSTM core reads to what it puts out, where there is one. What passes through its
+    gates alone is small, and learnt from late."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
@@ -157,8 +157,8 @@ class NetworkConfig:
     model_units: int = 1024
     """Units of the dynamics LSTM, or of the last layer before the heads of the muzero dynamics."""
     model_action_scale: float = 1.0
-    """Standard deviation of the weights by which the dynamics LSTM first hears a discrete action.
-    The smaller, the more of the state is left after several actions."""
+    """Standard deviation of the weights by which the lstm model first hears a discrete action. The
+    smaller, the more of the state is left after several actions."""
     hidden_heads: bool = True
     """Whether each head of the lstm model has a hidden layer of its own, as wide as the LSTM,
     before its output layer."""

@@ -64,7 +64,8 @@ class _Conv(nnx.Conv):
         assert self.bias is not None and isinstance(strides, tuple)
         x, kernel = inputs.astype(self.dtype), self.kernel[...].astype(self.dtype)
         size, _, planes, outputs = kernel.shape
-        if strides == (1, 1) and x.shape[1] <= _BOARD and jax.default_backend() == "cpu":
+        on_board = strides == (1, 1) and size % 2 == 1 and x.shape[1] <= _BOARD
+        if on_board and jax.default_backend() == "cpu":
             product = _plain_product(_patches(x, size), kernel.reshape(size**2 * planes, outputs))
         else:
             product = _plain_convolution(strides, x, kernel)

@@ -117,6 +117,7 @@ def atari_laptop() -> Config:
                 torso_channels=(16, 32, 32),
                 torso_units=256,
                 core="none",
+                core_units=256,
                 model_units=256,
                 value_bins=201,
                 value_max=100.0,

@@ -53,13 +53,14 @@ def _is_key(x: jax.ShapeDtypeStruct) -> bool:
 
 
 def device_limit() -> int | None:
-    """Bytes the first device may use; on a CPU, the machine's memory."""
-    device = jax.local_devices()[0]
+    """Bytes the first device may use; on CPUs, its share of the machine's memory."""
+    devices = jax.local_devices()
+    device = devices[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     if device.platform == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
     return None
 
 
@@ -87,8 +88,10 @@ def plan_beside(sebulba: Sebulba, update: int = 0) -> MemoryPlan:
     )
 
 
-def check_memory(plan: MemoryPlan, config: Config) -> MemoryPlan:
-    """The plan; raises a ConfigError with the ring that would fit if this one does not."""
+def check_memory(plan: MemoryPlan, config: Config, runs: int = 1) -> MemoryPlan:
+    """The plan of ``runs`` seeds in one program; raises a ConfigError with the ring that would fit
+    if this one does not.
+    """
     if plan.limit is None or plan.total <= plan.limit:
         return plan
     batch, num_envs = config.batch, config.env.num_envs
@@ -101,8 +104,9 @@ def check_memory(plan: MemoryPlan, config: Config) -> MemoryPlan:
         )
     held = ring_chunks(batch.replay_capacity_steps, num_envs, batch.sequence_length)
     fits = room // max(1, plan.replay // max(1, held)) * num_envs * batch.sequence_length
+    seeds = "" if runs == 1 else f" for each of {runs} seeds"
     raise ConfigError(
-        f"batch.replay_capacity_steps: {batch.replay_capacity_steps:,} steps take "
+        f"batch.replay_capacity_steps: {batch.replay_capacity_steps:,} steps{seeds} take "
         f"{plan.replay / GIB:.1f} GiB of the {plan.limit / GIB:.1f} that "
         f"{jax.local_devices()[0].device_kind} has; at most {fits:,} fit"
     )

@@ -80,7 +80,7 @@ class AnakinEngine:
         warm_up = over(lambda own, state: anakin(own).warm_up(state))
         iterate = over(lambda own, state, n: anakin(own).iterate_some(state, n, per_call))
         state = jax.eval_shape(init, own_numbers, self._seeds())
-        check_memory(plan_inside(state, mesh.size), parts.config)
+        check_memory(plan_inside(state, mesh.size), parts.config, len(seeds))
         self._layout = lay_out(state, mesh, seed_axis)
         brought = Some(whole, whole, whole, cut)  # type: ignore[arg-type]
         self._init = compiled(init, self._layout, donate=False)
