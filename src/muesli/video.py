@@ -239,7 +239,7 @@ class _Canvas:
         self.past.plot(steps, self.values, color="black", linewidth=1.4)
         self.past.set_xlim(steps[0] - 1, steps[0] + _REMEMBERED)
         whose = " of the first player" if self.two_players else ""
-        self._finish(self.past, f"v̂{whose}, and where rewards came (pink: below 0)")
+        self._finish(self.past, f"v̂{whose}, and rewards (pink: below 0)")
 
     def _bars(
         self,
