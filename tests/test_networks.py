@@ -550,6 +550,34 @@ def test_each_head_of_the_model_has_a_hidden_layer_of_its_own():
             np.testing.assert_array_equal(after[other], before[other])
 
 
+def test_heads_of_real_states_may_have_hidden_layers_too():
+    spec, config = CASES["mlp-feedforward"]
+    network = make_network(spec, replace(config, hidden_root_heads=True))
+    params = spread_out(jax.jit(network.init)(jax.random.key(0)))
+    hidden = params["root_heads"]["hidden"]
+    assert hidden.keys() == {"policy", "value"}
+
+    @jax.jit
+    def predictions(hidden):
+        changed = params | {"root_heads": params["root_heads"] | {"hidden": hidden}}
+        root, _ = network.unroll(changed, inputs_for(VECTOR, 1, 4), network.initial_state(4))
+        return {"policy": root.policy.log_probs()[0], "value": root.value_logits[0]}
+
+    before = predictions(hidden)
+    for name, other in (("policy", "value"), ("value", "policy")):
+        silent = hidden[name] | {"bias": jnp.full_like(hidden[name]["bias"], -1e3)}
+        after = predictions(hidden | {name: silent})
+        bias = params["root_heads"][f"{name}_head"]["bias"]
+        wanted = jax.nn.log_softmax(bias) if name == "policy" else bias
+        wanted = jnp.broadcast_to(wanted, after[name].shape)
+        np.testing.assert_allclose(after[name], wanted, atol=1e-5)
+        np.testing.assert_array_equal(after[other], before[other])
+    boards = make_network(
+        CASES["muzero-image"][0], replace(CASES["muzero-image"][1], hidden_root_heads=True)
+    )
+    assert not jax.eval_shape(boards.init, jax.random.key(0))["root_heads"].get("hidden")
+
+
 INFORMED = replace(
     SMALL, torso="mlp", torso_channels=(), value_head_scale=1.0, value_head_prior_rate=0.05
 )

@@ -162,6 +162,9 @@ class NetworkConfig:
     hidden_heads: bool = True
     """Whether each head of the lstm model has a hidden layer of its own, as wide as the LSTM,
     before its output layer."""
+    hidden_root_heads: bool = False
+    """Whether policy and value of a real state have such hidden layers, too, beside an lstm model.
+    v̂ then knows as much as q̂; that returns gain by it was not seen."""
     blocks: int = 16
     """Residual blocks of the muzero torso, and of the muzero dynamics."""
     model_blocks: int | None = None

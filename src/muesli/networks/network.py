@@ -171,9 +171,10 @@ class _AgentNetwork(nnx.Module):
         points = self.dynamics.point_planes if planes else None
         make_heads = partial(_Heads, spec=spec, config=config, point_planes=points, rngs=rngs)
         root_size = self.dynamics.out_size if planes else features[-1]
-        self.root_heads = make_heads(root_size, rewards=False, hidden=False)
-        # MuZero's dynamics ends with a hidden layer that its heads share.
+        # MuZero's dynamics ends with a hidden layer that all heads share.
         hidden = config.hidden_heads and not planes
+        hidden_root = config.hidden_root_heads and not planes
+        self.root_heads = make_heads(root_size, rewards=False, hidden=hidden_root)
         self.model_heads = make_heads(self.dynamics.out_size, rewards=True, hidden=hidden)
 
     def unroll(self, inputs: UnrollInputs, state: PyTree) -> tuple[RootOutput, PyTree]:
