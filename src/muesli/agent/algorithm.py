@@ -169,8 +169,8 @@ def init_dual(config: UpdateConfig) -> Dual:
 
 def update_dual(dual: Dual, divergence: Array, config: UpdateConfig) -> Dual:
     """One step of the temperature towards the limit on ``divergence``, E KL(π_MPO, π)."""
-    rate = mpo_dual_gradient(divergence, config)
-    step, optimiser_state = _dual_optimiser(config).update(rate, dual.optimiser)
+    slope = mpo_dual_gradient(divergence, config)
+    step, optimiser_state = _dual_optimiser(config).update(slope, dual.optimiser)
     log_temperature = optax.apply_updates(dual.log_temperature, step)
     floor = jnp.log(config.mpo_min_temperature)
     return Dual(jnp.maximum(log_temperature, floor), optimiser_state)
