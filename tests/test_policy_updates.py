@@ -216,6 +216,23 @@ def test_mpo_by_hand():
     np.testing.assert_allclose(gradient.logits, [-0.25, 0.25], rtol=1e-5)
 
 
+def test_sampled_mpo_takes_its_weights_over_its_own_samples():
+    # Samples 0, 0, 1 with gains ln 4 and 0: weights 4/9, 4/9, 1/9, whatever the prior is. With the
+    # leave-one-out z̃ a lone sample of gain ln x would weigh x / (1 + the others), without bound.
+    config = replace(UPDATE_DEFAULTS["mpo"], kl_samples=3)
+    inputs = state(
+        categorical(0.5, 0.5),
+        prior=categorical(0.7, 0.3),
+        q_advantages=[0.3 * np.log(4.0), 0.0],
+        actions=np.array([0, 0, 1]),
+        temperature=0.3,
+    )
+    out = policy_updates.mpo(inputs, config)
+    np.testing.assert_allclose(out.target.weights, [4 / 9, 4 / 9, 1 / 9], rtol=1e-5)
+    # What the temperature is trained on is then the loss itself.
+    np.testing.assert_allclose(out.metrics["loss_mpo"], out.loss, rtol=1e-6)
+
+
 def test_direct_mpo_by_hand():
     # KL(π, π_prior), in this direction: KL((1/2, 1/2), (1/4, 3/4)) = ½ ln 2 + ½ ln ⅔ = 0.143841.
     # Gradient: π_b (ln(π_b/p_b) − KL) = ½ (0.693147 − 0.143841, −0.405465 − 0.143841)
@@ -328,7 +345,10 @@ def reference(name, config, logits, prior, behaviour, action, advantage, q, acti
         loss, slope, count = 0.0, np.zeros(len(logits)), len(actions)
         for i, a in enumerate(actions):
             others = sum(np.exp(gains[actions[k]]) for k in range(count) if k != i)
-            factor = np.exp(gains[a]) / ((config.z_init + others) / count)
+            z = config.z_init + others
+            if config.sampled_normaliser == "candidates":
+                z = others + np.exp(gains[a])
+            factor = np.exp(gains[a]) / (z / count)
             loss += factor / count * (np.log(p[a] * factor) - np.log(pi[a]))
             slope -= factor / count * (eye[a] - pi)
         return loss, slope
@@ -378,6 +398,7 @@ SETTINGS = {
     "exact": UpdateConfig(kl_samples=None),
     "sampled": UpdateConfig(kl_samples=6, z_init=1.5),
     "sampled without beta_loo": UpdateConfig(kl_samples=6, beta_loo=False),
+    "weights that sum to 1": UpdateConfig(kl_samples=6, sampled_normaliser="candidates"),
 }
 
 

@@ -88,7 +88,7 @@ def mpo_target(
 
 
 def _normaliser(config: UpdateConfig) -> Normaliser:
-    return "exact" if config.kl_samples is None else config.sampled_normaliser
+    return "candidates" if config.kl_samples is None else config.sampled_normaliser
 
 
 # --- atom 3: penalties ----------------------------------------------------------------------
@@ -147,7 +147,7 @@ def mpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     """
     target = mpo_target(inputs, config)
     loss = distillation(inputs.policy, target)
-    divergence = distillation(inputs.policy, mpo_target(inputs, config, "exact"))
+    divergence = distillation(inputs.policy, mpo_target(inputs, config, "candidates"))
     return PolicyOutput(loss, target, {"loss_mpo": divergence})
 
 

@@ -66,8 +66,7 @@ REST = [
 # Seed 0 of these settles early on a policy that misses some of the balls: 0.29 with the TRPO
 # penalty, 0.64 to 0.97 with the plain gradient (it depends on how sums are rounded; 0.76 without
 # β-LOO). Their entropy bonuses are only the paper's 0.0003 and 0.003. Other seeds reach 0.99.
-# MPO with sampled targets swings: seeds 0, 1 and 2 end at 0.95, 0.93 and 0.99.
-SEEDS = {("trpo_penalty", "none", 16): 1, ("pg", "none", None): 1, ("mpo", "none", 16): 2}
+SEEDS = {("trpo_penalty", "none", 16): 1, ("pg", "none", None): 1}
 
 
 @pytest.mark.parametrize(("update", "core", "samples"), COVER + REST)
@@ -75,7 +74,7 @@ def test_catch_is_learnt(update, core, samples):
     # A random player scores −0.6, a perfect one +1.
     seed = SEEDS.get((update, core, samples), 0)
     config = replace(catch(update, core, samples), seed=seed)
-    # MPO with sampled targets swings (0.6 after 50,000 steps, 1 after 75,000) until its rate falls.
+    # MPO with sampled targets swings until its rate falls.
     until = None if (update, samples) == ("mpo", 16) else 0.98
     parts, state, metrics = train(config, until=until, calls=2)
     assert evaluate(parts, state) >= 0.95, metrics

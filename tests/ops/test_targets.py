@@ -397,7 +397,7 @@ def test_an_illegal_action_has_no_weight_however_large_its_unclipped_gain():
     np.testing.assert_allclose(target.weights, [0.5, 0.5, 0.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("normaliser", ["exact", "leave_one_out"])
+@pytest.mark.parametrize("normaliser", ["candidates", "leave_one_out"])
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_a_gain_that_is_not_finite_shows_in_the_loss(normaliser, bad):
     prior = categorical(0.5, 0.3, 0.2)

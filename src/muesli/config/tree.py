@@ -44,8 +44,9 @@ class UpdateConfig:
     """Action-dependent β-LOO baselines in the policy-gradient term."""
     kl_samples: int | None = 16
     """Actions sampled per state for the regulariser; None lists all actions (the exact KL)."""
-    sampled_normaliser: Literal["leave_one_out", "oracle"] = "leave_one_out"
-    """Where z of a sampled target comes from: the other samples, or all actions (an ablation)."""
+    sampled_normaliser: Literal["leave_one_out", "candidates", "oracle"] = "leave_one_out"
+    """Where z of a sampled target comes from: the other samples; all samples, as in MPO's own
+    paper, so that unclipped gains cannot outgrow it; or all actions (an ablation)."""
     z_init: float = 1.0
     """The initial estimate that joins the leave-one-out normaliser."""
     uniform_prior_weight: float = 0.003
@@ -59,14 +60,14 @@ class UpdateConfig:
 UPDATE_DEFAULTS: dict[str, UpdateConfig] = {
     "muesli": UpdateConfig(name="muesli"),
     "cmpo": UpdateConfig(name="cmpo"),
-    "mpo": UpdateConfig(name="mpo"),
+    "mpo": UpdateConfig(name="mpo", sampled_normaliser="candidates"),
     "direct_mpo": UpdateConfig(name="direct_mpo"),
     "pg": UpdateConfig(name="pg", entropy_weight=0.003),
     "trpo_penalty": UpdateConfig(name="trpo_penalty", entropy_weight=0.0003, trpo_weight=0.01),
     "ppo": UpdateConfig(name="ppo", entropy_weight=0.0003),
     "mcts": UpdateConfig(name="mcts"),
 }
-"""The paper's table of per-loss hyperparameters."""
+"""The paper's table of per-loss hyperparameters; how MPO samples is not in it."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from muesli.checks import check_float, check_shape, check_vector
 from muesli.distributions import LOG_ZERO, Categorical, Policy, mixture, uniform_like
 from muesli.types import Array, Candidates, PolicyTarget, PRNGKey
 
-Normaliser = Literal["exact", "leave_one_out", "oracle"]
+Normaliser = Literal["candidates", "leave_one_out", "oracle"]
 
 
 def mix_prior(
@@ -108,12 +108,13 @@ def leave_one_out_normaliser(log_gains: Array, z_init: float | Array = 1.0) -> A
 def reweighted_target(
     candidates: Candidates,
     log_gains: Array,
-    normaliser: Normaliser = "exact",
+    normaliser: Normaliser = "candidates",
     z_init: float | Array = 1.0,
 ) -> PolicyTarget:
     """The policy π_prior exp(gain) / z seen at the candidates.
 
-    log_gains: [N]. ``normaliser``: "exact" takes z over the candidates, which must be all actions;
+    log_gains: [N]. ``normaliser``: "candidates" takes z over the candidates themselves, which is
+    exact where they are all actions, and makes the weights of samples sum to 1;
     "leave_one_out" estimates it for each sample from the others; "oracle" reads the exact one that
     came along as ``candidates.log_z``.
     """
@@ -123,7 +124,7 @@ def reweighted_target(
         log_gains=log_gains,
         log_prior=candidates.log_prior,
     )
-    if normaliser == "exact":
+    if normaliser == "candidates":
         log_z = log_normaliser(log_gains, candidates.weights)
     elif normaliser == "leave_one_out":
         log_z = leave_one_out_normaliser(log_gains, z_init)
@@ -133,7 +134,7 @@ def reweighted_target(
         log_z = candidates.log_z
     else:
         raise ValueError(
-            f"reweighted_target: normaliser must be exact, leave_one_out or oracle, "
+            f"reweighted_target: normaliser must be candidates, leave_one_out or oracle, "
             f"got {normaliser!r}"
         )
     gains = log_gains - log_z
