@@ -12,14 +12,23 @@ from jax.sharding import PartitionSpec as P
 
 from muesli import presets
 from muesli import replay as ring
-from muesli.agent import estimate, loss_weights, make_act, make_targets, supports, unroll
+from muesli.agent import (
+    loss_weights,
+    make_act,
+    make_targets,
+    raw_targets,
+    supports,
+    total_loss,
+    unroll,
+)
 from muesli.config import UPDATE_DEFAULTS, Config, ConfigError
 from muesli.ops.moments import deviation
+from muesli.ops.targets import cmpo_policy
 from muesli.ops.values import encode
 from muesli.policy_updates import UPDATES
 from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
-from muesli.types import is_last
+from muesli.types import Moment, StepType, TimeStep, is_last
 
 replace = dataclasses.replace
 
@@ -135,9 +144,8 @@ def test_an_update_tells_the_heads_how_often_each_target_came(pieces):
             unroll(run.parts.network, p, run.batch) for p in (state.online, state.prior)
         )
         targets, _ = make_targets(
-            run.parts.network, run.parts.config, run.parts.env.spec, state, run.batch, online,
-            prior, key,
-        )  # fmt: skip
+            run.parts.network, run.parts.config, state, run.batch, online, prior, key
+        )
         trained = ~np.asarray(targets.step_type == 2)[:, :-1]
         following = np.where(targets.discounts == 0.0, 0.0, targets.values[:, 1:])
         # The model speaks of the next state. All values are valid here.
@@ -180,22 +188,24 @@ def test_the_prior_is_the_moving_average_of_the_online_parameters(catch_run):
     assert int(after.step) == 1
 
 
-def test_nothing_behind_the_door_carries_a_gradient(catch_run):
-    parts, state, batch, update = catch_run  # noqa: RUF059
+def test_losses_hold_their_targets_constant(catch_run):
+    parts, state, batch, _ = catch_run
+    online, prior = (unroll(parts.network, p, batch) for p in (state.online, state.prior))
+    targets, moment = make_targets(
+        parts.network, parts.config, state, batch, online, prior, jax.random.key(0)
+    )
+    leaves, tree = jax.tree.flatten(targets)
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
-    def total_of_targets(params):
-        online = unroll(parts.network, params, batch)
-        prior = unroll(parts.network, params, batch)
-        targets, _ = make_targets(
-            parts.network, parts.config, parts.env.spec, state._replace(prior=params), batch,
-            online, prior, jax.random.key(0),
-        )  # fmt: skip
-        targets = jax.lax.stop_gradient(targets)
-        leaves = [x for x in jax.tree.leaves(targets) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return sum(jnp.sum(jnp.clip(x, -1e3, 1e3)) for x in leaves)
+    def loss(floats):
+        rest = iter(floats)
+        moved = [next(rest) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in leaves]
+        arguments = (parts.network, parts.config, state.online, batch, online)
+        return total_loss(*arguments, tree.unflatten(moved), moment)[0]
 
-    gradients = jax.jit(jax.grad(total_of_targets))(state.online)
-    assert all(float(jnp.abs(g).max()) == 0.0 for g in jax.tree.leaves(gradients))
+    gradients = jax.jit(jax.grad(loss))(floats)
+    assert len(gradients) > 5
+    assert all(float(jnp.abs(g).max()) == 0.0 for g in gradients)
 
 
 def targets_of(run, online=None, prior=None, prior_parameters=None):
@@ -208,18 +218,18 @@ def targets_of(run, online=None, prior=None, prior_parameters=None):
         online=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.online),
         prior=prior_parameters or state.prior,
     )
-    common = (parts.network, parts.config, parts.spec, state, batch)
+    common = (parts.network, parts.config, state, batch)
     key = jax.random.key(3)
     targets, moment = make_targets(*common, online, prior, key)
     keys = jax.random.split(key, batch.transitions.reward.shape[0])
-    return targets, moment, estimate(*common, online, prior, keys)
+    return targets, moment, raw_targets(*common, online, prior, keys)
 
 
 def test_one_deviation_normalises_every_advantage(catch_run):
     targets, moment, raw = targets_of(catch_run)
     sigma = float(deviation(moment, 1e-12))
     assert abs(sigma - 1.0) > 0.1
-    ours, theirs = targets.policy, raw.targets.policy
+    ours, theirs = targets.policy, raw.policy
     for a, b in (
         (ours.advantage, theirs.advantage),
         (ours.q_advantage, theirs.q_advantage),
@@ -238,7 +248,7 @@ def test_the_baseline_may_be_the_models_value_but_vtrace_is_made_of_the_roots(ca
         config = catch_run.parts.config
         agent = replace(config.agent, baseline=baseline, return_estimator=estimator)
         parts = catch_run.parts._replace(config=replace(config, agent=agent))
-        return targets_of(catch_run._replace(parts=parts))[2].targets
+        return targets_of(catch_run._replace(parts=parts))[2]
 
     for estimator in ("retrace", "vtrace"):
         ours, theirs = (estimates_of(baseline, estimator) for baseline in ("expected_q", "value"))
@@ -268,15 +278,15 @@ def test_the_error_ratio_compares_action_values_with_values(centred):
     run = run._replace(state=run.state._replace(prior=run.state.prior | {"root_heads": high}))
     _, _, raw = targets_of(run)
     trained = ~np.asarray(is_last(run.batch.transitions.step_type[:, :-1]))
-    of_values = np.asarray(raw.targets.policy.advantage)[:, :-1][trained]  # G − v̂
-    of_actions = of_values - np.asarray(raw.targets.policy.q_advantage)[:, :-1][trained]  # G − q̂
+    of_values = np.asarray(raw.policy.advantage)[:, :-1][trained]  # G − v̂
+    of_actions = of_values - np.asarray(raw.policy.q_advantage)[:, :-1][trained]  # G − q̂
     spread = np.var if centred else lambda x: np.mean(np.square(x))
     _, metrics = run.update(run.state, run.batch, jax.random.key(3))
     wanted = spread(of_actions) / spread(of_values)
     np.testing.assert_allclose(metrics["q_error_ratio"], wanted, rtol=1e-4)
     assert abs(np.mean(of_values - of_actions)) > 0.1  # or centring would change nothing
     # What knowing the action adds to the model's own value of the state, Σ π q̂.
-    candidates = raw.targets.policy.candidates
+    candidates = raw.policy.candidates
     expected = np.sum(candidates.weights * candidates.advantages, -1)[:, :-1][trained]
     wanted = spread(of_actions) / spread(of_values - expected)
     np.testing.assert_allclose(metrics["q_action_error_ratio"], wanted, rtol=1e-4)
@@ -366,7 +376,7 @@ def test_before_the_first_reward_the_policy_is_not_trained_on_rounding(catch_run
 
 
 @pytest.mark.slow
-def test_whoever_tells_a_divergence_has_a_temperature_trained(catch_run, monkeypatch):
+def test_an_update_with_a_divergence_has_a_temperature_trained(catch_run, monkeypatch):
     def mine(inputs, config):
         return UPDATES["mpo"](inputs, config)
 
@@ -457,6 +467,38 @@ def test_acting_modes_give_distributions_over_legal_actions(act_with):
     probs = np.asarray(policy.probs())
     np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
     assert (probs[~legal] == 0.0).all()
+
+
+@pytest.mark.parametrize("baseline", ["value", "expected_q"])
+def test_acting_by_cmpo_is_what_training_distils(catch_run, baseline):
+    config = catch_run.parts.config
+    config = replace(
+        config,
+        agent=replace(config.agent, baseline=baseline),
+        update=replace(config.update, prior_mixing=False),
+    )
+    run = catch_run._replace(parts=catch_run.parts._replace(config=config))
+    state = run.state._replace(moment=Moment(jnp.float32(0.002), jnp.float32(0.5)))
+    acting = run.parts.agent.acting(state)
+    records = jax.tree.map(lambda x: x[:, 0], run.batch.transitions)
+    ones = jnp.ones(records.reward.shape)
+    seen = TimeStep(records.observation, 0 * ones, ones, jnp.full(ones.shape, StepType.MID), None)
+    act = make_act(run.parts.spec, run.parts.network, config, "cmpo")
+    keys = jax.random.split(jax.random.key(0), ones.shape[0])
+    _, policy, _ = act(acting, seen, run.parts.agent.initial_actor(ones.shape[0]), keys)
+    raw = jax.tree.map(lambda x: x[:, 0], targets_of(run)[2].policy)
+    wanted = cmpo_policy(raw.prior, raw.candidates.advantages / acting.sigma)
+    np.testing.assert_allclose(policy.probs(), wanted.probs(), atol=1e-6)
+    assert np.abs(policy.probs() - raw.prior.probs()).max() > 1e-3
+
+
+def test_advantages_are_left_as_they_are_until_an_update_was_made(catch_run):
+    # A first update that is skipped counts as a step, but leaves no moment behind.
+    agent = catch_run.parts.agent
+    fresh = agent.init(jax.random.key(0))
+    assert float(agent.acting(fresh._replace(step=jnp.int32(1))).sigma) == 1.0
+    after, _ = catch_run.update(fresh, catch_run.batch, jax.random.key(0))
+    assert 0.0 < float(agent.acting(after).sigma) != 1.0
 
 
 def test_exploration_is_a_share_of_the_uniform_policy_while_training_alone():

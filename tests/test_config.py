@@ -61,9 +61,9 @@ def test_what_goes_around_a_core_is_as_wide_as_it():
     validate(set_field(narrow, "network.core", "none"))
 
 
-def test_the_oracle_is_refused_to_our_updates_without_a_cmpo_target_only():
+def test_the_oracle_is_refused_to_our_updates_without_a_target_only():
     oracle = set_field(Config(), "update.sampled_normaliser", "oracle")
-    for name in ("muesli", "cmpo", "my_variant"):
+    for name in ("muesli", "cmpo", "mpo", "my_variant"):
         validate(set_field(oracle, "update.name", name))
     with pytest.raises(ConfigError, match="^update.sampled_normaliser: oracle is for updates that"):
-        validate(set_field(oracle, "update.name", "mpo"))
+        validate(set_field(oracle, "update.name", "ppo"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muesli import presets
-from muesli.agent import centre, estimate, make_targets, unroll
+from muesli.agent import centre, make_targets, raw_targets, unroll
 from muesli.presets import with_update
 from muesli.runners.parts import build
 from muesli.types import StepType, Trajectory, Transition, is_last
@@ -87,17 +87,18 @@ def estimates_of(config, key):
     state, batch = experience(parts)
     online = unroll(parts.network, state.online, batch)
     prior = unroll(parts.network, state.prior, batch)
-    arguments = (parts.network, config, parts.spec, state, batch, online, prior)
+    arguments = (parts.network, config, state, batch, online, prior)
     trained = ~is_last(batch.transitions.step_type[:, :-1])
-    raw = estimate(*arguments, jax.random.split(key, BATCH))
+    raw = raw_targets(*arguments, jax.random.split(key, BATCH))
     targets, _ = make_targets(*arguments, key)
     return raw, targets, trained
 
 
 def test_centred_advantages_have_no_mean_and_keep_their_differences():
-    raw, targets, trained = estimates_of(tiny(centre_advantages=True), jax.random.key(2))
-    centred = centre(raw, trained).targets.policy
-    before, after = raw.targets.policy, targets.policy
+    config = tiny(centre_advantages=True)
+    raw, targets, _ = estimates_of(config, jax.random.key(2))
+    centred = centre(raw, config).policy
+    before, after = raw.policy, targets.policy
     assert abs(float(centred.advantage[:, :-1].mean())) < 1e-6
     assert abs(float(centred.q_advantage[:, :-1].mean())) < 1e-6
     # G − q̂ and q̂(s, b) − q̂(s, a): only what all records have in common is gone.
@@ -112,5 +113,5 @@ def test_centred_advantages_have_no_mean_and_keep_their_differences():
 
 def test_advantages_are_not_centred_unless_asked_for():
     raw, targets, _ = estimates_of(tiny(centre_advantages=False), jax.random.key(2))
-    ratio = np.asarray(targets.policy.advantage / raw.targets.policy.advantage)[:, :-1]
+    ratio = np.asarray(targets.policy.advantage / raw.policy.advantage)[:, :-1]
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)

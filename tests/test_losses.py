@@ -80,6 +80,7 @@ def make_targets(step_type: list | np.ndarray, discounts: list | np.ndarray, **f
         "discounts": np.asarray(discounts, np.float32),
         "step_type": np.asarray(step_type, np.int32),
         "policy": None,
+        "baseline": np.zeros(length + 1, np.float32),
     }
     return Targets(**(defaults | fields))
 

@@ -45,7 +45,7 @@ def state(
     rho=None,
     temperature=1.0,
     search=None,
-    log_z=None,
+    oracle=False,
 ):
     """One state's PolicyInputs. All actions are candidates unless ``actions`` lists samples."""
     prior = policy if prior is None else prior
@@ -55,7 +55,7 @@ def state(
         q_advantages = jnp.zeros(prior.num_actions)
     q_advantages = jnp.asarray(q_advantages, jnp.float32)
     if actions is None:
-        candidates = Candidates(*all_actions(prior), q_advantages, log_z)
+        candidates = Candidates(*all_actions(prior), q_advantages)
         q_advantage = q_advantages[action]
     else:
         actions = jnp.asarray(actions)
@@ -66,7 +66,6 @@ def state(
             weights=jnp.full((count,), 1.0 / count),
             log_prior=jax.vmap(prior.log_prob)(actions),
             advantages=q_advantages[actions] if discrete else q_advantages,
-            log_z=log_z,
         )
         q_advantage = q_advantages[action] if discrete else jnp.asarray(0.0)
     if rho is None:
@@ -82,6 +81,7 @@ def state(
         rho=jnp.asarray(rho, jnp.float32),
         candidates=candidates,
         temperature=jnp.asarray(temperature, jnp.float32),
+        oracle=Candidates(*all_actions(prior), q_advantages) if oracle else None,
         search=search,
     )
 
@@ -481,13 +481,15 @@ def test_the_oracle_setting_reads_the_exact_normaliser():
         categorical(0.5, 0.5),
         q_advantages=jnp.log(jnp.array([2.0, 0.5])),
         actions=[0],
-        log_z=jnp.log(1.25),
+        oracle=True,
     )
     config = UpdateConfig(kl_samples=1, sampled_normaliser="oracle")
     _, gradient = loss_and_gradient(policy_updates.cmpo, inputs, config)
     np.testing.assert_allclose(gradient.logits, [-0.8, 0.8], rtol=1e-5)
     _, gradient = loss_and_gradient(policy_updates.cmpo, inputs, UpdateConfig(kl_samples=1))
     np.testing.assert_allclose(gradient.logits, [-1.0, 1.0], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"oracle needs inputs\.oracle"):
+        policy_updates.cmpo(inputs._replace(oracle=None), config)
 
 
 # --- which updates train the model's policy, and with what --------------------------------------

@@ -57,7 +57,6 @@ def diagnostics(
     mean = lambda x: masked_mean(x, trained)  # noqa: E731
     head = lambda x: x[:, :-1]  # noqa: E731
     sigma = deviation(moment, config.agent.moment_epsilon)
-    assert targets.baseline is not None
     value = targets.baseline[:, :-1]
     errors = targets.returns - value
     q_errors = errors - head(inputs.q_advantage) * sigma

@@ -58,6 +58,11 @@ class Categorical:
     def num_actions(self) -> int:
         return self.logits.shape[-1]
 
+    def possible(self) -> Array:
+        """Whether an action is one at all, not masked out: [..., A] bool."""
+        logits = self.logits.astype(jnp.float32)
+        return logits - jnp.max(logits, axis=-1, keepdims=True) > 0.5 * LOG_ZERO
+
     def log_probs(self) -> Array:
         """log π of every action, [..., A]."""
         log_probs = jax.nn.log_softmax(self.logits.astype(jnp.float32))
@@ -221,8 +226,7 @@ def _log_tanh_slope(raw: Array) -> Array:
 
 def uniform_like(policy: Categorical) -> Categorical:
     """The uniform policy over the actions to which ``policy`` gives any probability."""
-    logits = policy.logits.astype(jnp.float32)
-    possible = logits - jnp.max(logits, axis=-1, keepdims=True) > 0.5 * LOG_ZERO
+    possible = policy.possible()
     count = jnp.sum(possible, axis=-1, keepdims=True, dtype=jnp.float32)
     return Categorical(jnp.where(possible, -jnp.log(count), LOG_ZERO))
 

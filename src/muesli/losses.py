@@ -78,23 +78,17 @@ def unroll_masks(
     length = jnp.shape(discounts)[0]
     check_shape("unroll_masks", "step_type", step_type, (length + 1,))
     last = is_last(step_type)
-    terminates = jnp.equal(discounts, 0.0) & ~last[:-1]
     index = unroll_index(length, unroll_steps)
     inside = np.arange(length)[:, None] + np.arange(1, unroll_steps + 1)[None, :] <= length
 
-    # alive: no LAST record among t..t+k−1. gone: that first LAST record was a termination.
-    alive, gone = ~last[:-1], jnp.zeros((length,), bool)
-    alive_steps, gone_steps = [], []
-    for k in range(unroll_steps):
-        alive_steps.append(alive)
-        gone_steps.append(gone)
-        arrived = np.minimum(np.arange(length) + k, length - 1)
-        gone = gone | (alive & terminates[arrived])
-        alive = alive & ~last[index[:, k]]
-    alive_matrix, gone_matrix = jnp.stack(alive_steps, 1), jnp.stack(gone_steps, 1)
+    # Column k − 1 of window is the record that the k-th action was taken in, t + k − 1.
+    window = index - 1
+    alive = jnp.cumsum(last[window], axis=1) == 0  # no LAST record among t .. t+k−1
+    ended = alive & jnp.equal(discounts, 0.0)[window]
+    gone = (jnp.cumsum(ended, axis=1) - ended) > 0  # an earlier of these actions terminated it
 
-    absorbed = gone_matrix & ~alive_matrix & inside & absorbing
-    real = alive_matrix & inside
+    absorbed = gone & ~alive & inside & absorbing
+    real = alive & inside
     return UnrollMasks(real | absorbed, real & ~last[index], absorbed)
 
 

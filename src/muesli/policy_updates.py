@@ -9,6 +9,7 @@ the policy-gradient term, distillation towards a ``PolicyTarget``, and KL or ent
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import jax
@@ -18,9 +19,10 @@ from muesli.checks import check_shape, check_vector
 from muesli.config import UpdateConfig
 from muesli.ops.returns import importance_ratio
 from muesli.ops.targets import (
-    Normaliser,
     clip_advantages,
     distillation,
+    leave_one_out_normaliser,
+    log_normaliser,
     reweighted_target,
 )
 from muesli.types import Array, PolicyInputs, PolicyOutput, PolicyTarget
@@ -73,25 +75,45 @@ def _candidate_ratio(inputs: PolicyInputs) -> Array:
 
 def cmpo_target(inputs: PolicyInputs, config: UpdateConfig) -> PolicyTarget:
     """π_CMPO at the candidates: gains are clip(adv, −c, c)."""
-    scaled = config.advantage_scale * inputs.candidates.advantages
-    gains = clip_advantages(scaled, config.clip_threshold)
-    return reweighted_target(inputs.candidates, gains, _normaliser(config), config.z_init)
+
+    def gain(advantages: Array) -> Array:
+        return clip_advantages(config.advantage_scale * advantages, config.clip_threshold)
+
+    return _reweighted(inputs, config, gain)
 
 
-def mpo_target(
-    inputs: PolicyInputs, config: UpdateConfig, normaliser: Normaliser | None = None
-) -> PolicyTarget:
+def mpo_target(inputs: PolicyInputs, config: UpdateConfig) -> PolicyTarget:
     """π_MPO at the candidates: gains are adv/η."""
-    gains = inputs.candidates.advantages / inputs.temperature
-    normaliser = normaliser or _normaliser(config)
-    return reweighted_target(inputs.candidates, gains, normaliser, config.z_init)
+    return _reweighted(inputs, config, lambda advantages: advantages / inputs.temperature)
 
 
-def _normaliser(config: UpdateConfig) -> Normaliser:
-    return "candidates" if config.kl_samples is None else config.sampled_normaliser
+def _reweighted(
+    inputs: PolicyInputs, config: UpdateConfig, gain: Callable[[Array], Array]
+) -> PolicyTarget:
+    """π_prior exp(gain(adv)) / z at the candidates, with z as the configuration estimates it."""
+    candidates = inputs.candidates
+    log_gains = gain(candidates.advantages)
+    if config.kl_samples is None or config.sampled_normaliser == "candidates":
+        log_z = log_normaliser(log_gains, candidates.weights)
+    elif config.sampled_normaliser == "leave_one_out":
+        log_z = leave_one_out_normaliser(log_gains, config.z_init)
+    else:
+        every = inputs.oracle
+        if every is None:
+            raise ValueError("update.sampled_normaliser: oracle needs inputs.oracle, every action")
+        log_z = log_normaliser(gain(every.advantages), every.weights)
+    return reweighted_target(candidates, log_gains, log_z)
 
 
-# --- atom 3: penalties ----------------------------------------------------------------------
+# --- atom 3: bonuses and penalties ----------------------------------------------------------
+
+
+def entropy_bonus(inputs: PolicyInputs, config: UpdateConfig) -> Array | float:
+    """λ_H H[π], []."""
+    if isinstance(config.entropy_weight, float) and config.entropy_weight == 0.0:
+        # Not multiplied by 0: among ten thousand actions its gradient would still cost.
+        return 0.0
+    return config.entropy_weight * inputs.policy.entropy()
 
 
 def prior_penalty(inputs: PolicyInputs, config: UpdateConfig) -> Array:
@@ -125,10 +147,7 @@ def muesli(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     gradient = policy_gradient(inputs, config.beta_loo)
     target = cmpo_target(inputs, config)
     regulariser = distillation(inputs.policy, target)
-    loss = gradient + config.cmpo_weight * regulariser
-    if isinstance(config.entropy_weight, Array) or config.entropy_weight != 0.0:
-        # Not multiplied by a plain 0: among ten thousand actions its gradient would still cost.
-        loss = loss - config.entropy_weight * inputs.policy.entropy()
+    loss = gradient + config.cmpo_weight * regulariser - entropy_bonus(inputs, config)
     return PolicyOutput(loss, target, {"loss_pg": gradient, "loss_cmpo": regulariser})
 
 
@@ -142,13 +161,14 @@ def cmpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
 def mpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     """KL(π_MPO, π); the temperature's own step, ``mpo_dual_gradient``, keeps its mean below ε.
 
-    The divergence that is reported, and that the dual sees, normalises the sampled target over its
-    own samples: the leave-one-out estimate has the right gradient but is biased upwards.
+    What the dual sees has weights that sum to 1 whatever the loss has: other estimates have the
+    right gradient but no bound.
     """
     target = mpo_target(inputs, config)
     loss = distillation(inputs.policy, target)
-    divergence = distillation(inputs.policy, mpo_target(inputs, config, "candidates"))
-    return PolicyOutput(loss, target, {"loss_mpo": divergence})
+    bounded = mpo_target(inputs, replace(config, sampled_normaliser="candidates"))
+    divergence = distillation(inputs.policy, bounded)
+    return PolicyOutput(loss, target, {"loss_mpo": divergence}, divergence)
 
 
 def mpo_dual_gradient(mean_divergence: Array, config: UpdateConfig) -> Array:
@@ -171,7 +191,7 @@ def direct_mpo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
 def pg(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     """−E_π adv − λ_H H[π]."""
     gradient = policy_gradient(inputs, config.beta_loo)
-    loss = gradient - config.entropy_weight * inputs.policy.entropy()
+    loss = gradient - entropy_bonus(inputs, config)
     return PolicyOutput(loss, None, {"loss_pg": gradient})
 
 
@@ -179,7 +199,7 @@ def trpo_penalty(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     """−E_π adv − λ_H H[π] + λ_TRPO KL(π_b, π)."""
     gradient = policy_gradient(inputs, config.beta_loo)
     penalty = behaviour_penalty(inputs, config)
-    loss = gradient - config.entropy_weight * inputs.policy.entropy() + config.trpo_weight * penalty
+    loss = gradient - entropy_bonus(inputs, config) + config.trpo_weight * penalty
     return PolicyOutput(loss, None, {"loss_pg": gradient, "loss_behaviour_penalty": penalty})
 
 
@@ -189,7 +209,7 @@ def ppo(inputs: PolicyInputs, config: UpdateConfig) -> PolicyOutput:
     ratio = importance_ratio(log_pi, inputs.behaviour.log_prob(inputs.action))
     clipped = jnp.clip(ratio, 1.0 - config.ppo_clip, 1.0 + config.ppo_clip)
     surrogate = -jnp.minimum(ratio * inputs.advantage, clipped * inputs.advantage)
-    loss = surrogate - config.entropy_weight * inputs.policy.entropy()
+    loss = surrogate - entropy_bonus(inputs, config)
     return PolicyOutput(loss, None, {"loss_pg": surrogate})
 
 

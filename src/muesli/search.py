@@ -128,11 +128,12 @@ def search_one(
     import mctx
 
     batch = partial(jax.tree.map, lambda x: jnp.asarray(x)[None])
-    log_probs = policy.log_probs()
     root = mctx.RootFnOutput(
-        prior_logits=log_probs[None], value=jnp.asarray(value)[None], embedding=batch(state)
+        prior_logits=policy.log_probs()[None],
+        value=jnp.asarray(value)[None],
+        embedding=batch(state),
     )
-    illegal = (log_probs <= 0.5 * LOG_ZERO)[None]
+    illegal = ~policy.possible()[None]
     # mctx divides by at least this.
     epsilon = jnp.maximum(config.least_spread * sigma, 1e-8)
     run = mctx.muzero_policy if config.algorithm == "muzero" else mctx.gumbel_muzero_policy

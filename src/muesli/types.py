@@ -149,15 +149,13 @@ class Candidates(NamedTuple):
     from π_prior (``weights`` is then 1/N). So one formula serves both estimators.
 
     actions: [N] i32 or [N, D] f32; weights: [N] f32; log_prior: [N] f32, log π_prior(actions);
-    advantages: [N] f32, (q̂(s, a) − v̂(s)) / σ; log_z: [] f32 or None, the exact normaliser of the
-    target where someone has expanded every action (the oracle of the paper's ablation).
+    advantages: [N] f32, (q̂(s, a) − v̂(s)) / σ.
     """
 
     actions: Array
     weights: Array
     log_prior: Array
     advantages: Array
-    log_z: Array | None = None
 
 
 class PolicyTarget(NamedTuple):
@@ -179,6 +177,7 @@ class PolicyInputs(NamedTuple):
     behaviour: π_b(·|s); action: a_t; advantage: [] f32, (G(s, a) − v̂(s)) / σ;
     q_advantage: [] f32, (q̂(s, a) − v̂(s)) / σ at the action taken; rho: [] f32, min(1, π/π_b);
     candidates: Candidates of this state under the (mixed) prior; temperature: [] f32, MPO's η;
+    oracle: Candidates that list every action, for a sampled target whose z is exact, or None;
     search: the PolicyTarget of a search's visit counts, or None.
     """
 
@@ -191,6 +190,7 @@ class PolicyInputs(NamedTuple):
     rho: Array
     candidates: Candidates
     temperature: Array
+    oracle: Candidates | None = None
     search: PolicyTarget | None = None
 
 
@@ -198,13 +198,14 @@ class PolicyOutput(NamedTuple):
     """What a policy update answers, for one state.
 
     loss: [] f32; target: what the model's policy predictions of this state are trained towards, or
-    None if this update does not train them; metrics: diagnostics, each [] f32. One named
-    ``loss_mpo`` is the divergence that the temperature η is trained to keep below its limit.
+    None if this update does not train them; metrics: diagnostics, each [] f32; divergence: [] f32,
+    what the temperature η is trained to keep below its limit in the mean, or None.
     """
 
     loss: Array
     target: PolicyTarget | None
     metrics: Metrics
+    divergence: Array | None = None
 
 
 class ReturnEstimates(NamedTuple):
@@ -234,7 +235,7 @@ class Targets(NamedTuple):
     discounts: Array
     step_type: Array
     policy: PolicyInputs
-    baseline: Array | None = None
+    baseline: Array
 
 
 class Moment(NamedTuple):

@@ -31,7 +31,7 @@ def listed(prior, advantages):
     return Candidates(*targets.all_actions(prior), jnp.asarray(advantages, jnp.float32))
 
 
-def sampled(actions, prior, advantages, log_z=None):
+def sampled(actions, prior, advantages):
     """Candidates as if ``actions`` had been drawn from the prior."""
     actions = jnp.asarray(actions)
     count = actions.shape[0]
@@ -40,8 +40,17 @@ def sampled(actions, prior, advantages, log_z=None):
         weights=jnp.full((count,), 1.0 / count),
         log_prior=jax.vmap(prior.log_prob)(actions),
         advantages=jnp.asarray(advantages, jnp.float32),
-        log_z=log_z,
     )
+
+
+def exact_target(candidates, gains):
+    """The target whose z is taken over the candidates."""
+    log_z = targets.log_normaliser(gains, candidates.weights)
+    return targets.reweighted_target(candidates, gains, log_z)
+
+
+def leave_one_out_target(candidates, gains):
+    return targets.reweighted_target(candidates, gains, targets.leave_one_out_normaliser(gains))
 
 
 # --- mixing the prior ---------------------------------------------------------------------------
@@ -339,7 +348,7 @@ def test_leave_one_out_in_bfloat16_stays_in_bfloat16():
 def test_exact_target_is_the_policy_itself():
     prior, advantages = categorical(0.5, 0.3, 0.2), jnp.array([3.0, -0.4, 0.5])
     gains = targets.clip_advantages(advantages, 1.0)
-    target = targets.reweighted_target(listed(prior, advantages), gains)
+    target = exact_target(listed(prior, advantages), gains)
     policy = targets.cmpo_policy(prior, advantages)
     np.testing.assert_allclose(target.weights, policy.probs(), rtol=1e-5)
     np.testing.assert_allclose(target.log_probs, policy.log_probs(), rtol=1e-5)
@@ -354,7 +363,7 @@ def test_leave_one_out_target_by_hand():
     prior = categorical(0.5, 0.3, 0.2)
     gains = jnp.log(jnp.array([2.0, 0.5]))
     candidates = sampled([0, 2], prior, gains)
-    target = targets.reweighted_target(candidates, gains, "leave_one_out")
+    target = targets.reweighted_target(candidates, gains, leave_one_out(gains))
     np.testing.assert_allclose(target.weights, [4 / 3, 1 / 6], rtol=1e-5)
     expected = np.log([0.5 * 8 / 3, 0.2 * 1 / 3])
     np.testing.assert_allclose(target.log_probs, expected, rtol=1e-5)
@@ -365,44 +374,32 @@ def test_leave_one_out_target_uses_z_init():
     # N = 1: the weight is exp(gain)/z_init = 2/4.
     gains = jnp.log(jnp.array([2.0]))
     candidates = sampled([1], categorical(0.5, 0.5), gains)
-    target = targets.reweighted_target(candidates, gains, "leave_one_out", z_init=4.0)
+    target = targets.reweighted_target(candidates, gains, leave_one_out(gains, 4.0))
     np.testing.assert_allclose(target.weights, [0.5], rtol=1e-5)
 
 
-def test_oracle_target_uses_the_exact_normaliser_with_one_sample():
+def test_a_target_with_one_normaliser_for_all():
     # z = 0.5·2 + 0.5·1/2 = 5/4, so the one weight is 2/(5/4) = 8/5 whatever the other samples say.
     gains = jnp.log(jnp.array([2.0]))
-    candidates = sampled([0], categorical(0.5, 0.5), gains, log_z=jnp.log(1.25))
-    target = targets.reweighted_target(candidates, gains, "oracle")
+    candidates = sampled([0], categorical(0.5, 0.5), gains)
+    target = targets.reweighted_target(candidates, gains, jnp.log(1.25))
     np.testing.assert_allclose(target.weights, [1.6], rtol=1e-5)
     np.testing.assert_allclose(target.log_probs, [np.log(0.8)], rtol=1e-5)
-
-
-def test_oracle_without_a_normaliser_says_what_is_missing():
-    candidates = sampled([0], categorical(0.5, 0.5), [0.0])
-    with pytest.raises(ValueError, match="candidates.log_z"):
-        targets.reweighted_target(candidates, jnp.zeros(1), "oracle")
-
-
-def test_unknown_normaliser_is_named():
-    candidates = sampled([0], categorical(0.5, 0.5), [0.0])
-    with pytest.raises(ValueError, match="self_normalised"):
-        targets.reweighted_target(candidates, jnp.zeros(1), "self_normalised")
 
 
 def test_an_illegal_action_has_no_weight_however_large_its_unclipped_gain():
     prior = Categorical.masked(jnp.zeros(3), jnp.array([True, True, False]))
     gains = jnp.array([0.0, 0.0, 500.0])
-    target = targets.reweighted_target(listed(prior, gains), gains)
+    target = exact_target(listed(prior, gains), gains)
     np.testing.assert_allclose(target.weights, [0.5, 0.5, 0.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("normaliser", ["candidates", "leave_one_out"])
+@pytest.mark.parametrize("normalised", [exact_target, leave_one_out_target])
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_a_gain_that_is_not_finite_shows_in_the_loss(normaliser, bad):
+def test_a_gain_that_is_not_finite_shows_in_the_loss(normalised, bad):
     prior = categorical(0.5, 0.3, 0.2)
     gains = jnp.array([0.1, bad, 0.2])
-    target = targets.reweighted_target(listed(prior, gains), gains, normaliser)
+    target = normalised(listed(prior, gains), gains)
     assert not jnp.isfinite(targets.distillation(prior, target))
 
 
@@ -420,7 +417,7 @@ def test_exact_distillation_by_hand():
 def exact_distillation(logits, prior_logits, advantages):
     prior = Categorical(prior_logits)
     gains = targets.clip_advantages(advantages, 1.0)
-    target = targets.reweighted_target(listed(prior, advantages), gains)
+    target = exact_target(listed(prior, advantages), gains)
     return targets.distillation(Categorical(logits), target)
 
 
@@ -459,7 +456,7 @@ def test_illegal_actions_add_nothing_to_distillation_or_its_gradient():
     legal = jnp.array([True, False, True])
     prior = Categorical.masked(jnp.log(jnp.array([0.5, 0.3, 0.5])), legal)
     gains = jnp.array([1.0, 1.0, -1.0])
-    target = targets.reweighted_target(listed(prior, gains), gains)
+    target = exact_target(listed(prior, gains), gains)
     loss, gradient = jax.value_and_grad(
         lambda logits: targets.distillation(Categorical.masked(logits, legal), target)
     )(jnp.array([0.2, 5.0, -0.1]))
@@ -474,7 +471,7 @@ def test_illegal_actions_add_nothing_to_distillation_or_its_gradient():
 def sampled_loss_and_gradient(policy, prior, actions, gains):
     def loss(policy):
         candidates = sampled(actions, prior, gains)
-        target = targets.reweighted_target(candidates, gains, "leave_one_out")
+        target = targets.reweighted_target(candidates, gains, leave_one_out(gains))
         return targets.distillation(policy, target)
 
     return jax.value_and_grad(loss)(policy)
@@ -549,7 +546,10 @@ def test_wrong_shapes_are_named_at_trace_time():
         ("advantages", lambda: targets.mpo_policy(prior, jnp.zeros((2, 3)), 1.0)),
         ("log_gains", lambda: targets.log_normaliser(jnp.zeros(2), jnp.ones(3) / 3)),
         ("log_gains", lambda: targets.leave_one_out_normaliser(jnp.zeros((3, 3)))),
-        ("log_gains", lambda: targets.reweighted_target(listed(prior, jnp.zeros(3)), jnp.zeros(1))),
+        (
+            "log_gains",
+            lambda: targets.reweighted_target(listed(prior, jnp.zeros(3)), jnp.zeros(1), 0.0),
+        ),
         (
             "weights",
             lambda: targets.distillation(

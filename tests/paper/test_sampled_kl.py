@@ -43,7 +43,8 @@ Z = float(np.sum(PRIOR.probs() * np.exp(GAINS)))
 def gradient(policy, prior, candidates, config):
     """∇ of KL(π_CMPO, π) in the policy's parameters, from these candidates."""
     zero = jnp.zeros(())
-    inputs = PolicyInputs(policy, prior, prior, None, zero, zero, zero, candidates, zero)
+    oracle = Candidates(*all_actions(PRIOR), ADVANTAGES)
+    inputs = PolicyInputs(policy, prior, prior, None, zero, zero, zero, candidates, zero, oracle)
     return jax.grad(lambda p: cmpo(inputs._replace(policy=p), config).loss)(policy)
 
 
@@ -52,14 +53,13 @@ def exact_gradient(policy=POLICY):
     return gradient(policy, PRIOR, candidates, UpdateConfig(kl_samples=None)).logits
 
 
-def candidates_of(actions, log_z=None):
+def candidates_of(actions):
     count = actions.shape[0]
     return Candidates(
         actions=actions,
         weights=jnp.full((count,), 1.0 / count),
         log_prior=jax.vmap(PRIOR.log_prob)(actions),
         advantages=ADVANTAGES[actions],
-        log_z=log_z,
     )
 
 
@@ -73,8 +73,7 @@ def expected_gradient(count, **settings):
     """E of the sampled gradient over all tuples of ``count`` actions."""
     tuples, probability = all_tuples(count)
     config = UpdateConfig(kl_samples=count, **settings)
-    log_z = jnp.log(Z) if settings else None
-    one = lambda actions: gradient(POLICY, PRIOR, candidates_of(actions, log_z), config).logits
+    one = lambda actions: gradient(POLICY, PRIOR, candidates_of(actions), config).logits
     return probability @ np.asarray(jax.jit(jax.vmap(one))(tuples))
 
 

@@ -3,17 +3,24 @@
 from muesli.agent.acting import Acting, initial_actor, make_act, root_of
 from muesli.agent.algorithm import Agent, Dual, make_agent, unless_not_finite
 from muesli.agent.objective import Findings, loss_weights, total_loss
-from muesli.agent.predictions import look_ahead, scale_gradient, supports, unroll, unroll_model
-from muesli.agent.targets import Estimates, centre, estimate, make_targets, normalise
+from muesli.agent.predictions import (
+    baseline,
+    look_ahead,
+    scale_gradient,
+    supports,
+    unroll,
+    unroll_model,
+)
+from muesli.agent.targets import advantage_moment, centre, make_targets, normalise, raw_targets
 
 __all__ = [
     "Acting",
     "Agent",
     "Dual",
-    "Estimates",
     "Findings",
+    "advantage_moment",
+    "baseline",
     "centre",
-    "estimate",
     "initial_actor",
     "look_ahead",
     "loss_weights",
@@ -21,6 +28,7 @@ __all__ = [
     "make_agent",
     "make_targets",
     "normalise",
+    "raw_targets",
     "root_of",
     "scale_gradient",
     "supports",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from muesli.agent.predictions import look_ahead, supports
+from muesli.agent.predictions import baseline, look_ahead, supports
 from muesli.config import Config, ConfigError
 from muesli.distributions import Categorical, Policy, mixture, uniform_like
 from muesli.networks.network import Network, UnrollInputs
@@ -93,12 +93,14 @@ def _as_it_is(setting: Setting) -> Improve:
 
 def _by_cmpo(setting: Setting) -> Improve:
     """π_CMPO: the policy, improved by the model's values of all actions."""
-    update, support = setting.config.update, supports(setting.config)[1]
+    config, update = setting.config, setting.config.update
+    support = supports(config)[1]
 
     def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
         assert isinstance(root.policy, Categorical)
-        value = decode(root.value_logits, support)[:, None]
-        advantages = (_values_of_all(setting, acting, root) - value) / acting.sigma
+        q = _values_of_all(setting, acting, root)
+        value = baseline(config, decode(root.value_logits, support), root.policy.probs(), q)
+        advantages = (q - value[:, None]) / acting.sigma
         return cmpo_policy(root.policy, update.advantage_scale * advantages, update.clip_threshold)
 
     return improve
@@ -110,7 +112,7 @@ def _by_values(setting: Setting) -> Improve:
 
     def improve(acting: Acting, root: RootOutput, keys: Array, states: PyTree) -> Policy:
         logits = _values_of_all(setting, acting, root) / (acting.sigma * temperature)
-        return Categorical.masked(logits, root.policy.log_probs() > -1e29)
+        return Categorical.masked(logits, root.policy.possible())
 
     return improve
 

@@ -34,6 +34,7 @@ from muesli.types import (
     Array,
     EnvSpec,
     Faults,
+    Frequencies,
     Metrics,
     Moment,
     PRNGKey,
@@ -94,20 +95,17 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
     def update(state: AgentState, batch: Trajectory, key: PRNGKey) -> tuple[AgentState, Metrics]:
         differentiate = gradient if config.batch.micro_batches == 1 else gradient_in_pieces
-        gradients, moment, (metrics, frequencies) = differentiate(
-            network, config, spec, state, batch, key
+        gradients, moment, (metrics, frequencies, divergence) = differentiate(
+            network, config, state, batch, key
         )
         updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.online)
         online = optax.apply_updates(state.online, updates)
-        if network.expect is not None:
-            # The first batch says all there is to know; from then on a moving average.
-            share = jnp.maximum(config.network.value_head_prior_rate, 1.0 / (state.step + 1.0))
-            online = network.expect(online, frequencies, share)
+        online = inform_heads(network, config, online, frequencies, state.step)
         rate = config.agent.target_rate
         prior = jax.tree.map(lambda p, o: (1.0 - rate) * p + rate * o, state.prior, online)
         dual = state.dual
-        if "loss_mpo" in metrics:
-            dual = update_dual(dual, metrics["loss_mpo"], config.update)
+        if divergence is not None:
+            dual = update_dual(dual, divergence, config.update)
         metrics |= {
             "gradient_norm": optax.tree.norm(gradients),
             "update_clip_share": clipped_share(optimiser_state),
@@ -123,9 +121,10 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 
     def acting(state: AgentState) -> Acting:
         params = state.online if config.agent.act_with == "online" else state.prior
-        # Before the first update there is no moment yet: the advantages are left as they are.
+        # Before the first update that was made there is no moment yet: advantages are left as is.
         sigma = deviation(state.moment, config.agent.moment_epsilon)
-        return Acting(params, jnp.where(state.step > 0, sigma, 1.0), state.normaliser)
+        known = state.moment.decay_product < 1.0
+        return Acting(params, jnp.where(known, sigma, 1.0), state.normaliser)
 
     return Agent(
         init=init,
@@ -140,7 +139,6 @@ def make_agent(spec: EnvSpec, network: Network, config: Config, total_updates: i
 def gradient(
     network: Network,
     config: Config,
-    spec: EnvSpec,
     state: AgentState,
     batch: Trajectory,
     key: PRNGKey,
@@ -153,12 +151,23 @@ def gradient(
         online = unroll(network, params, batch)
         prior = unroll(network, state.prior, batch)
         # Returns, the advantage moment, normalised advantages: all that losses hold constant.
-        targets, moment = make_targets(network, config, spec, state, batch, online, prior, key)
+        targets, moment = make_targets(network, config, state, batch, online, prior, key)
         loss, findings = total_loss(network, config, params, batch, online, targets, moment)
         return loss, (moment, findings)
 
     gradients, (moment, findings) = jax.grad(loss_fn, has_aux=True)(state.online)
     return gradients, moment, findings
+
+
+def inform_heads(
+    network: Network, config: Config, params: PyTree, frequencies: Frequencies, step: Array
+) -> PyTree:
+    """Tells heads that want to know how often each reward and value was a target."""
+    if network.expect is None:
+        return params
+    # The first batch says all there is to know; from then on a moving average.
+    share = jnp.maximum(config.network.value_head_prior_rate, 1.0 / (step + 1.0))
+    return network.expect(params, frequencies, share)
 
 
 def init_dual(config: UpdateConfig) -> Dual:

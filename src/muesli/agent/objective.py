@@ -29,11 +29,13 @@ from muesli.types import (
 class Findings(NamedTuple):
     """What an update learnt of its batch beside the gradient; all of it means over records.
 
-    metrics: each []; frequencies: those of the targets.
+    metrics: each []; frequencies: those of the targets; divergence: [], what MPO's temperature is
+    trained on, or None.
     """
 
     metrics: Metrics
     frequencies: Frequencies
+    divergence: Array | None
 
 
 def total_loss(
@@ -78,7 +80,10 @@ def total_loss(
     metrics |= diagnostics(config, inputs, online, targets, model, moment)
     if config.model.q_model != "direct":  # its heads have other targets
         metrics |= explained_shares(metrics, frequencies)
-    return total, Findings(metrics, frequencies)
+    divergence = None
+    if policy.divergence is not None:
+        divergence = masked_mean(policy.divergence[:, :-1], trained)
+    return total, Findings(metrics, frequencies, divergence)
 
 
 def loss_weights(config: Config) -> dict[str, float]:

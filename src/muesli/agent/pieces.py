@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 from muesli.agent.objective import Findings, total_loss
 from muesli.agent.predictions import as_seen, unroll
-from muesli.agent.targets import Estimates, balance, estimate, normalise
+from muesli.agent.targets import advantage_moment, centre, normalise, raw_targets
 from muesli.config import Config
 from muesli.networks.network import Network
 from muesli.types import (
     AgentState,
     Array,
-    EnvSpec,
     Moment,
     PRNGKey,
     PyTree,
+    Targets,
     Trajectory,
     is_last,
 )
@@ -25,7 +25,6 @@ from muesli.types import (
 def gradient_in_pieces(
     network: Network,
     config: Config,
-    spec: EnvSpec,
     state: AgentState,
     batch: Trajectory,
     key: PRNGKey,
@@ -48,31 +47,31 @@ def gradient_in_pieces(
 
         return jax.tree.map(take, tree)
 
-    def estimate_piece(_: None, c: Array) -> tuple[None, Estimates]:
+    def targets_of_piece(_: None, c: Array) -> tuple[None, Targets]:
         piece, its_keys = piece_of(whole, c)
         piece = as_seen(piece, state.normaliser, config)
         online = unroll(network, state.online, piece)
         prior = unroll(network, state.prior, piece)
-        return None, estimate(network, config, spec, state, piece, online, prior, its_keys)
+        return None, raw_targets(network, config, state, piece, online, prior, its_keys)
 
-    _, estimates = jax.lax.scan(estimate_piece, None, jnp.arange(count))
-    estimates, moment = balance(estimates, state.moment, config)
-    trained = ~is_last(estimates.targets.step_type[:, :, :-1])
+    _, raw = jax.lax.scan(targets_of_piece, None, jnp.arange(count))
+    moment = advantage_moment(raw, state.moment, config)
+    targets = normalise(centre(raw, config), moment, config)
+    trained = ~is_last(raw.step_type[:, :, :-1])
     shares = jnp.sum(trained, (1, 2)) / jnp.maximum(1, jnp.sum(trained))
 
     def add_piece(total: PyTree, of_piece: PyTree) -> tuple[PyTree, Findings]:
-        c, raw, share = of_piece
+        c, its_targets, share = of_piece
         piece = as_seen(piece_of(batch, c), state.normaliser, config)
-        targets = normalise(raw, moment, config)
 
         def loss_fn(params: PyTree) -> tuple[Array, Findings]:
             online = unroll(network, params, piece)
-            loss, findings = total_loss(network, config, params, piece, online, targets, moment)
+            loss, findings = total_loss(network, config, params, piece, online, its_targets, moment)
             return share * loss, jax.tree.map(lambda x: share * x, findings)
 
         gradients, findings = jax.grad(loss_fn, has_aux=True)(state.online)
         return jax.tree.map(jnp.add, total, gradients), findings
 
     zeros = jax.tree.map(jnp.zeros_like, state.online)
-    gradients, findings = jax.lax.scan(add_piece, zeros, (jnp.arange(count), estimates, shares))
+    gradients, findings = jax.lax.scan(add_piece, zeros, (jnp.arange(count), targets, shares))
     return gradients, moment, jax.tree.map(lambda x: jnp.sum(x, 0), findings)

@@ -97,3 +97,10 @@ def look_ahead(
     if config.model.q_model == "direct":
         return value
     return decode(reward_logits, reward_support) + config.agent.discount * value
+
+
+def baseline(config: Config, root_value: Array, weights: Array, q: Array) -> Array:
+    """What an advantage is taken over, [...]: v̂, or E_{A∼π_prior} q̂ over candidates [..., N]."""
+    if config.agent.baseline == "expected_q":
+        return jnp.sum(weights * q, axis=-1)
+    return root_value

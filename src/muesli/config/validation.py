@@ -98,12 +98,12 @@ def _validate_agent(config: Config) -> None:
         "must leave, with update.uniform_prior_weight, at most 1 in sum",
     )
     _require(agent.discount != 0.0, "agent.discount", "must not be 0, which marks an episode's end")
-    # What comes along is z of π_CMPO; whether a user's own update distils that, only they know.
-    without_cmpo = UPDATE_DEFAULTS.keys() - {"muesli", "cmpo"}
+    # Whether a user's own update has a target, only they know.
+    without_target = UPDATE_DEFAULTS.keys() - {"muesli", "cmpo", "mpo"}
     _require(
-        not (update.sampled_normaliser == "oracle" and update.name in without_cmpo),
+        not (update.sampled_normaliser == "oracle" and update.name in without_target),
         "update.sampled_normaliser",
-        f"oracle is for updates that distil π_CMPO (muesli, cmpo), not {update.name}",
+        f"oracle is for updates that sample a target (muesli, cmpo, mpo), not {update.name}",
     )
     _require(
         not (agent.return_estimator == "vtrace" and update.beta_loo),

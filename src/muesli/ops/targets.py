@@ -6,16 +6,12 @@ estimator, sampling them from the prior gives the paper's sampled one; the formu
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
 from muesli.checks import check_float, check_shape, check_vector
-from muesli.distributions import LOG_ZERO, Categorical, Policy, mixture, uniform_like
+from muesli.distributions import Categorical, Policy, mixture, uniform_like
 from muesli.types import Array, Candidates, PolicyTarget, PRNGKey
-
-Normaliser = Literal["candidates", "leave_one_out", "oracle"]
 
 
 def mix_prior(
@@ -31,9 +27,8 @@ def mix_prior(
     if not isinstance(prior, Categorical) or not isinstance(behaviour, Categorical):
         return prior
     rest = jnp.maximum(0.0, 1.0 - uniform_weight - behaviour_weight)
-    uniform = uniform_like(prior)
-    allowed = Categorical.masked(behaviour.logits, uniform.logits > 0.5 * LOG_ZERO)
-    components = (prior, uniform, allowed)
+    allowed = Categorical.masked(behaviour.logits, prior.possible())
+    components = (prior, uniform_like(prior), allowed)
     return mixture(components, (rest, uniform_weight, behaviour_weight))
 
 
@@ -86,7 +81,10 @@ def mpo_policy(prior: Categorical, advantages: Array, temperature: float | Array
 
 
 def log_normaliser(log_gains: Array, weights: Array) -> Array:
-    """log z = log E_{π_prior} exp(gain), [], from all candidates. log_gains, weights: [N]."""
+    """log z = log E_{π_prior} exp(gain), [], over the candidates. log_gains, weights: [N].
+
+    Exact where they are all actions; where they are samples, their weights then sum to 1.
+    """
     length = jnp.shape(weights)[0]
     check_vector("log_normaliser", length, log_gains=log_gains, weights=weights)
     return jax.nn.logsumexp(log_gains, b=weights)
@@ -105,18 +103,10 @@ def leave_one_out_normaliser(log_gains: Array, z_init: float | Array = 1.0) -> A
     return jax.nn.logsumexp(jnp.concatenate([init, others], axis=1), axis=1) - jnp.log(num)
 
 
-def reweighted_target(
-    candidates: Candidates,
-    log_gains: Array,
-    normaliser: Normaliser = "candidates",
-    z_init: float | Array = 1.0,
-) -> PolicyTarget:
+def reweighted_target(candidates: Candidates, log_gains: Array, log_z: Array) -> PolicyTarget:
     """The policy π_prior exp(gain) / z seen at the candidates.
 
-    log_gains: [N]. ``normaliser``: "candidates" takes z over the candidates themselves, which is
-    exact where they are all actions, and makes the weights of samples sum to 1;
-    "leave_one_out" estimates it for each sample from the others; "oracle" reads the exact one that
-    came along as ``candidates.log_z``.
+    log_gains: [N]; log_z: [], or [N] where each candidate has an estimate of its own.
     """
     check_vector(
         "reweighted_target",
@@ -124,19 +114,6 @@ def reweighted_target(
         log_gains=log_gains,
         log_prior=candidates.log_prior,
     )
-    if normaliser == "candidates":
-        log_z = log_normaliser(log_gains, candidates.weights)
-    elif normaliser == "leave_one_out":
-        log_z = leave_one_out_normaliser(log_gains, z_init)
-    elif normaliser == "oracle":
-        if candidates.log_z is None:
-            raise ValueError("reweighted_target: normaliser 'oracle' needs candidates.log_z")
-        log_z = candidates.log_z
-    else:
-        raise ValueError(
-            f"reweighted_target: normaliser must be candidates, leave_one_out or oracle, "
-            f"got {normaliser!r}"
-        )
     gains = log_gains - log_z
     # Multiplied as logarithms: an illegal action's weight stays 0 however large its unclipped gain.
     return PolicyTarget(
