@@ -74,6 +74,12 @@ class EnvSpec(NamedTuple):
         height, width, _ = self.observation_shape
         return self.num_actions in (height * width, height * width + 1)
 
+    @property
+    def has_pass(self) -> bool:
+        """Whether the last action is no point of a board but a pass."""
+        height, width = self.observation_shape[:2] if self.is_board else (0, 0)
+        return self.is_board and self.num_actions == height * width + 1
+
 
 class ActorState(NamedTuple):
     """What an actor remembers between two steps of one environment.

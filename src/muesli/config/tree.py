@@ -329,6 +329,10 @@ class EnvConfig:
     """An entry of ``muesli list envs``, ``gym:EnvId`` or ``module:EnvId``."""
     num_envs: int = 24
     """Copies that run at once; a multiple of ``batch.online_sequences``."""
+    opening_moves: int = 0
+    """Games of two: while training, the first moves of a game are dealt at random, their number
+    drawn anew from 0 to this. Self-play then meets positions that it would not choose. Evaluations
+    and matches begin as the game does."""
     frame_stack: int = 1
     """Frames stacked along the last axis of an observation."""
     stack_actions: bool = False

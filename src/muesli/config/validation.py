@@ -28,8 +28,9 @@ _AT_LEAST_1_OR_NONE = ("update.kl_samples", "agent.retrace_samples", "search.max
 _AT_LEAST_2 = ("network.value_bins", "network.reward_bins")
 _NOT_NEGATIVE = (
     *("log.eval_every_steps", "log.eval_episodes", "log.checkpoint_every_steps", "log.keep_every"),
-    *("env.threads", "env.processes", "actors.queue_chunks", "actors.max_restarts"),
-    *("actors.restart_seconds", "batch.replay_min_steps", "search.least_spread"),
+    *("env.threads", "env.processes", "env.opening_moves"),
+    *("actors.queue_chunks", "actors.max_restarts", "actors.restart_seconds"),
+    *("batch.replay_min_steps", "search.least_spread"),
     *("search.pb_c_init", "network.blocks", "model.value_weight", "model.reward_weight"),
     *("optimiser.final_learning_rate", "optimiser.weight_decay", "optimiser.adam_epsilon"),
     *("agent.moment_epsilon", "agent.dynamics_gradient_scale", "update.total_weight"),

@@ -212,7 +212,7 @@ class ActorGroup:
                 self.anew_because = str(error) or type(error).__name__
                 with suppress(Exception):
                     self.close_env()
-        self.env = host_envs(self.parts.env).make(self.slots, self.env_seed)
+        self.env = host_envs(self.parts.trained_env).make(self.slots, self.env_seed)
         self._first = self.env.reset()
         refuse_not_finite(self.parts.config.env.name, self.slots, self._first)
         self.making, self.waiting_since = False, None
@@ -305,7 +305,7 @@ class ActorGroup:
 
     def _load(self, saved: Mapping[str, np.ndarray]) -> None:
         seed = int(saved["seed"])
-        self.env = host_envs(self.parts.env).make(self.slots, seed)
+        self.env = host_envs(self.parts.trained_env).make(self.slots, seed)
         if self.env.load is None:
             raise EnvError("its environments cannot be brought back")
         self.env.load({n[4:]: array for n, array in saved.items() if n.startswith("env/")})

@@ -75,7 +75,7 @@ Collect = Callable[[RunState], tuple[RunState, Trajectory, FinishedEpisodes]]
 
 def make_collect(parts: Parts) -> Collect:
     """How the environments of a run inside JAX are played for one chunk."""
-    env, agent, config = parts.env, parts.agent, parts.config
+    env, agent, config = parts.trained_env, parts.agent, parts.config
     assert isinstance(env, JaxEnv)
     length, slots = config.batch.sequence_length, jnp.arange(config.env.num_envs)
     step = jax.vmap(lambda *x: auto_reset_step(env, *x))
@@ -131,7 +131,7 @@ def make_collect(parts: Parts) -> Collect:
 
 def make_anakin(parts: Parts) -> Anakin:
     """The loop of a run whose environment is inside JAX."""
-    env, agent, config = parts.env, parts.agent, parts.config
+    env, agent, config = parts.trained_env, parts.agent, parts.config
     assert isinstance(env, JaxEnv)
     num_envs, stack = config.env.num_envs, parts.stack
     updates = num_envs // config.batch.online_sequences

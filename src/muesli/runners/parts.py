@@ -12,6 +12,7 @@ from muesli.agent import Agent, make_agent
 from muesli.config import Config, ConfigError, validate
 from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
+from muesli.envs.openings import deal_openings
 from muesli.frames import Stack
 from muesli.networks import NETWORKS, Network
 from muesli.policy_updates import UPDATES
@@ -68,6 +69,14 @@ class Parts(NamedTuple):
     def frames_per_step(self) -> int:
         """Frames, skipped ones included, in one step of the environment."""
         return self.env.frames_per_step if isinstance(self.env, HostEnvs) else 1
+
+    @property
+    def trained_env(self) -> JaxEnv | HostEnvs:
+        """The environment as it is played while training."""
+        moves = self.config.env.opening_moves
+        if moves == 0 or not isinstance(self.env, JaxEnv):
+            return self.env
+        return deal_openings(self.env, moves)
 
     @property
     def rules(self) -> Callable[..., Any] | None:
@@ -193,6 +202,11 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
         raise ConfigError(
             f"agent.discount: {config.env.name} has one player and needs a discount in [0, 1], "
             f"got {config.agent.discount:g}"
+        )
+    if config.env.opening_moves > 0 and not (spec.players == 2 and spec.legal_actions):
+        raise ConfigError(
+            "env.opening_moves: are for games of two players that say which moves are legal; "
+            f"{config.env.name} is none"
         )
     if spec.num_actions is None:
         for field, samples in (
