@@ -1,5 +1,5 @@
-"""The Python of the pages can be copied: every block runs, its training cut to being traced. And
-their links lead somewhere.
+"""The Python of the pages can be copied: every block runs, its training cut to being traced. What
+they quote is in the source, and their links lead somewhere.
 """
 
 import re
@@ -55,6 +55,14 @@ def trained(monkeypatch):
 def test_every_block_of_python_runs_as_it_stands(block, trained):
     exec(compile(block, "a page", "exec"), {"__name__": "page"})
     assert len(trained) == 1
+
+
+def test_the_readme_quotes_the_source_as_it_is():
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    excerpts = re.findall(r"<!-- excerpt of (\S+) -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert excerpts
+    for path, excerpt in excerpts:
+        assert excerpt in (DOCS.parent / path).read_text(encoding="utf-8"), path
 
 
 def anchors(page):
