@@ -61,24 +61,24 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, help="a run directory, or an exported agent")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--checkpoint", metavar="NAME", help="newest unless named: best, kept-<updates>, ..."
+        "--checkpoint", metavar="NAME", help="best, kept-<updates>, ... (default: the newest)"
     )
     which.add_argument(
         "--best",
         dest="checkpoint",
         action="store_const",
         const="best",
-        help="the checkpoint that evaluated best: --checkpoint best",
+        help="the checkpoint with the best evaluation: --checkpoint best",
     )
 
 
 def add_acting_options(parser: argparse.ArgumentParser, *more_ways: str) -> None:
     """``[--act-with MODE] [--greedy] [--seed N] [--search.…]``: how the agent acts."""
     parser.add_argument(
-        "--act-with", choices=(*ACT_WITH, *more_ways), help="prior, or mcts with --search.*"
+        "--act-with", choices=(*ACT_WITH, *more_ways), help="default: prior; with --search.*: mcts"
     )
     parser.add_argument("--greedy", action="store_true", help="take the most probable action")
-    parser.add_argument("--seed", type=whole_number, default=0, help="of what is drawn (0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="random seed (default 0)")
     add_search_options(parser)
 
 
@@ -97,7 +97,7 @@ def add_search_options(parser: argparse.ArgumentParser, whose: str = "") -> None
     add(
         "model",
         choices=("learnt", "rules"),
-        help="look ahead with the agent's model, or in games of two players with their rules",
+        help="what to search: the agent's model, or the rules (games of two players only)",
     )
 
 

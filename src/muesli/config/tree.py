@@ -1,6 +1,6 @@
 """The configuration tree: frozen dataclasses whose defaults are the paper's shared tables.
 
-Field names carry their units.
+Field names carry their units. docs/configuration.md is made from the docstrings.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """One policy update and its hyperparameters; an update reads only the fields it knows."""
+    """One policy update and its hyperparameters; an update reads only the fields that it uses."""
 
     name: str = "muesli"
     """Which entry of ``policy_updates.UPDATES`` trains the policy."""
     total_weight: float = 3.0
     """Multiplies the whole policy loss: policy gradient, regulariser and policy model together."""
     entropy_weight: float = 0.0
-    """Weight λ_H of the entropy bonus (pg, trpo_penalty, ppo; muesli, with 0 in the paper)."""
+    """λ_H, the weight of the entropy bonus (pg, trpo_penalty, ppo; muesli, with 0 in the paper)."""
     trpo_weight: float = 0.0
     """Weight of KL(π_b, π) (trpo_penalty)."""
     ppo_clip: float = 0.5
@@ -45,8 +45,9 @@ class UpdateConfig:
     kl_samples: int | None = 16
     """Actions sampled per state for the regulariser; None lists all actions (the exact KL)."""
     sampled_normaliser: Literal["leave_one_out", "candidates", "oracle"] = "leave_one_out"
-    """Where z of a sampled target comes from: the other samples; all samples, as in MPO's own
-    paper, so that unclipped gains cannot outgrow it; or all actions (an ablation)."""
+    """How z of a sampled target is estimated: from the other samples; from all samples, as in
+    MPO's own paper, which bounds the weights of unclipped gains; or from all actions (an
+    ablation)."""
     z_init: float = 1.0
     """The initial estimate that joins the leave-one-out normaliser."""
     uniform_prior_weight: float = 0.003
@@ -54,7 +55,7 @@ class UpdateConfig:
     behaviour_prior_weight: float = 0.03
     """Share of the behaviour policy in π_prior when forming a target."""
     prior_mixing: bool = True
-    """Whether these two shares are mixed in at all."""
+    """Mix these two shares in; False leaves π_prior as the target network has it."""
 
 
 UPDATE_DEFAULTS: dict[str, UpdateConfig] = {
@@ -87,8 +88,9 @@ class ModelLossConfig:
     value_target: Literal["state_value", "return"] = "state_value"
     """Train v̂_k towards v*_{t+k}, or towards the raw return G_{t+k}."""
     average_over: Literal["valid", "all"] = "valid"
-    """Divide reward and value losses by the unroll steps that count, or by all K. The first learns
-    faster where rewards come at an episode's end, the second is unbiased for aliased states."""
+    """Divide reward and value losses by the number of unmasked unroll steps, or by K. The first
+    learns faster where rewards come at an episode's end, the second is unbiased for aliased
+    states."""
     root_value_in_mean: bool = True
     """Average the root's value loss with the K unrolled ones; False adds it to their mean."""
     absorbing: bool = False
@@ -97,18 +99,18 @@ class ModelLossConfig:
 
 @dataclass(frozen=True)
 class OptimiserConfig:
-    """Adam, clipped updates, decoupled decay, and a rate that falls linearly."""
+    """Adam, clipped updates, decoupled weight decay, and a learning rate that falls linearly."""
 
     learning_rate: float = 3e-4
-    """Step size at the first update."""
+    """Learning rate at the first update."""
     final_learning_rate: float = 0.0
-    """Step size that the falling rate arrives at when the run is over."""
+    """Learning rate at the end of the run; it falls linearly to this value."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     update_clip: float | None = 1.0
     """Each parameter's Adam update is clipped to ± this; None does not clip."""
     max_gradient_norm: float | None = None
-    """Gradients longer than this are shortened to it before Adam sees them (not in the paper)."""
+    """Gradients with a larger global norm are scaled down to it before Adam (not in the paper)."""
     adam_b1: float = 0.9
     """Decay of Adam's first moment."""
     adam_b2: float = 0.999
@@ -116,7 +118,7 @@ class OptimiserConfig:
     adam_epsilon: float = 1e-8
     """Adam's ε."""
     max_skipped_updates: int = 10
-    """An update whose loss or gradient is not finite is skipped; so many in a row end the run."""
+    """Updates whose loss or gradient is not finite are skipped; this many in a row end the run."""
 
 
 @dataclass(frozen=True)
@@ -126,57 +128,57 @@ class NetworkConfig:
     maker: str = "default"
     """Which entry of ``networks.NETWORKS`` builds the network."""
     torso: Literal["mlp", "conv_small", "dqn", "impala", "muzero"] = "impala"
-    """From an observation to features."""
+    """Which torso maps an observation to features."""
     torso_channels: tuple[int, ...] = (64, 128, 128, 64)
-    """Channels of each convolutional section (dqn: three), or units of each hidden layer of an
+    """Channels of each convolutional section (dqn: three), or units of each hidden layer of the
     mlp."""
     torso_units: int = 512
     """Units of the torso's last, fully connected layer."""
     normalise_observations: bool = False
-    """Standardise every element of an observation by the running mean and variance of all that was
-    trained on (not in the paper; wanted where observations have units, as in MuJoCo, and for
-    pictures, whose background then vanishes)."""
+    """Standardise every element of an observation by the running mean and variance of all fresh
+    records (not in the paper). Useful where observations have units, as in MuJoCo, and for images,
+    where it removes the static background."""
     observation_clip: float = 10.0
     """Standardised observations are clipped to ± this."""
     normalise_features: bool = False
-    """RMS-normalise the torso's output (wanted for small inputs: mlp, conv_small). In the muzero
-    network, normalise what the heads read, before each rectifier."""
+    """RMS-normalise the torso's output (useful for small inputs: mlp, conv_small). In the muzero
+    network: centre and scale what the heads read, before each rectifier."""
     normalise_core: bool = False
-    """RMS-normalise what the core puts out, where there is one. Without core_skip a core that falls
-    silent makes its gradients explode: that was seen in a run with pictures."""
+    """RMS-normalise the core's output, if there is a core. Without core_skip, gradients explode
+    when that output shrinks to 0; this is how we read one run on images."""
     core_skip: bool = False
-    """Add what the LSTM core reads to what it puts out, where there is one. What passes through its
-    gates alone is small, and learnt from late."""
+    """Add the LSTM core's input to its output, if there is a core. The LSTM's output alone is
+    small, which slows learning."""
     last_action_and_reward: bool = True
     """Feed the last action and reward into the core."""
     core: Literal["lstm", "none"] = "lstm"
-    """Memory between the torso and the heads."""
+    """The recurrent core between the torso and the heads, or none."""
     core_units: int = 512
     """Units of the core."""
     model: Literal["lstm", "muzero"] = "lstm"
-    """The model's dynamics."""
+    """Which network the model's dynamics are."""
     model_units: int = 1024
     """Units of the dynamics LSTM, or of the last layer before the heads of the muzero dynamics."""
     model_action_scale: float = 1.0
-    """Standard deviation of the weights by which the lstm model first hears a discrete action. The
-    smaller, the more of the state is left after several actions."""
+    """Initial standard deviation of the lstm model's input weights for discrete actions. With a
+    smaller one, the model's state keeps more of the observation after several actions."""
     hidden_heads: bool = True
-    """Whether each head of the lstm model has a hidden layer of its own, as wide as the LSTM,
-    before its output layer."""
+    """Give each head of the lstm model a hidden layer of its own, as wide as the LSTM, before its
+    output layer."""
     hidden_root_heads: bool = False
-    """Whether policy and value of a real state have such hidden layers, too, beside an lstm model.
-    v̂ then knows as much as q̂; that returns gain by it was not seen."""
+    """Give the policy and value heads of real states such hidden layers too (lstm model). v̂ then
+    predicts returns as well as q̂ does; on MinAtar, returns did not improve."""
     blocks: int = 16
     """Residual blocks of the muzero torso, and of the muzero dynamics."""
     model_blocks: int | None = None
-    """Residual blocks of the muzero dynamics, if not as many as of its torso."""
+    """Residual blocks of the muzero dynamics; None: as many as its torso has."""
     model_planes: int = 256
     """Planes of the muzero network."""
     head_planes: int = 32
-    """Planes to which the muzero network is squeezed before its heads."""
+    """Planes to which the muzero network is reduced before its heads."""
     point_policy: bool = False
-    """The muzero network on a board: add to the logit of every point what lies there, by the same
-    weights for all points."""
+    """The muzero network on a board: add to the logit of every point a linear function of the
+    planes at that point, with the same weights for all points."""
     downsample: bool = True
     """Whether the muzero torso reduces 96×96 images to 6×6; False keeps a board's size."""
     value_bins: int = 601
@@ -188,13 +190,12 @@ class NetworkConfig:
     reward_max: float = 300.0
     """The reward support spans ± this, in squeezed units."""
     value_head_scale: float = 0.01
-    """The weights of the value and reward heads start with this standard deviation over √inputs.
-    Near 0, layers below hear little of their errors at first; beside the noise of the policy's
-    gradient, pictures need about 1."""
+    """The weights of the value and reward heads start with a standard deviation of this over
+    √inputs. Near 0, little of these heads' gradient reaches the layers below at first; images need
+    about 1 for it to stand out from the noise of the policy gradient."""
     value_head_prior_rate: float = 0.0
-    """How quickly the value and reward heads follow, per update, the frequencies of their targets:
-    they then learn only what sets a state apart from all others. 0: they start around 0 and learn
-    the rest, for which a network whose values are far from 0 spends its features."""
+    """Rate of a moving average of target-bin frequencies whose logarithm is added to the value and
+    reward logits, so that the network learns only deviations from it. 0: off."""
     squash_actions: bool = True
     """Continuous policies: squash actions by tanh."""
     init_log_scale: float = 0.0
@@ -228,18 +229,18 @@ class AgentConfig:
     moment_epsilon: float = 1e-12
     """ε_var under the square root."""
     centre_advantages: bool = False
-    """Subtract the batch's mean from the advantages (not in the paper): no action is to blame for
-    what v̂ is off by everywhere. Wanted for continuous policies, which run away from their own past
-    while every advantage is negative."""
+    """Subtract the batch's mean from the advantages (not in the paper), which removes an error that
+    v̂ makes in all states alike. Useful for continuous policies: while every advantage is negative,
+    the policy gradient drives them away from all replayed actions."""
     act_with: Literal["prior", "online", "cmpo", "q_softmax", "mcts"] = "prior"
     """Which policy acts while training."""
     exploration: float = 0.0
-    """Share of the uniform policy over legal actions in the behaviour while training (not in the
-    paper); off-policy corrections know of it. Self-play that is narrow knows nobody but itself."""
+    """Share of the uniform policy over legal actions in the behaviour policy while training (not in
+    the paper); off-policy corrections account for it. Meant to widen self-play."""
     q_softmax_temperature: float = 1.0
     """Temperature of acting by softmax of q̂, in standard deviations of the advantage."""
     dynamics_gradient_scale: float = 1.0
-    """Scales the gradient flowing back through each step of the model (MuZero used 0.5)."""
+    """Scales the gradient that flows back through each step of the model (MuZero used 0.5)."""
 
 
 @dataclass(frozen=True)
@@ -251,14 +252,14 @@ class SearchConfig:
     simulations: int = 50
     """Model steps of one search."""
     model: Literal["learnt", "rules"] = "learnt"
-    """What is searched: the agent's model, or the game itself, as AlphaZero does: to play games of
-    two players, not to train on them."""
+    """What is searched: the agent's model, or the game's own rules, as AlphaZero does. The rules
+    are for playing games of two players, not for training."""
     max_depth: int | None = None
-    """How many actions deep a search may look; None does not limit it."""
+    """Maximal depth of a search, in actions; None does not limit it."""
     least_spread: float = 0.1
-    """A search stretches the values of a state's actions to [0, 1]; differences below this many
-    standard deviations of the advantage it does not blow up so far. 0: every difference (mctx's
-    way), so that before anything is learnt the policy follows noise."""
+    """A search rescales the values of a state's actions to [0, 1]. A range below this many standard
+    deviations of the advantage is not stretched that far. 0 (mctx's way) stretches every range, and
+    the policy then follows noise before anything is learnt."""
     dirichlet_fraction: float = 0.25
     """Share of Dirichlet noise in the root's prior while training (muzero)."""
     dirichlet_alpha: float = 0.3
@@ -268,20 +269,20 @@ class SearchConfig:
     pb_c_base: float = 19652.0
     """c₂ of the PUCT formula (muzero)."""
     considered_actions: int = 16
-    """Actions among which simulations at the root are shared out (gumbel)."""
+    """How many actions are considered at the root (gumbel)."""
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """What a batch is made of. All sizes are global, over every device and host."""
+    """What a batch consists of. All sizes are global: totals over all devices and hosts."""
 
     batch_sequences: int = 96
     """Sequences in one update."""
     online_sequences: int = 24
-    """Of these, sequences fresh from the actors; the rest is replayed."""
+    """How many of these are fresh from the actors; the others are replayed."""
     micro_batches: int = 1
-    """Pieces in which an update works through its batch, one after another: less memory and the
-    same gradient, for one more forward pass of the online network."""
+    """Pieces into which an update splits its batch, one after another: less memory and the same
+    gradient, for one more forward pass of the online network."""
     sequence_length: int = 30
     """T, trained records in a sequence (one more is stored to bootstrap from)."""
     replay_capacity_steps: int = 6_000_000
@@ -289,7 +290,7 @@ class BatchConfig:
     replay_min_steps: int = 0
     """Steps to collect before the first update."""
     symmetries: bool = False
-    """Boards: play and train on every sequence turned or mirrored: the game is the same."""
+    """Boards: play and train on every sequence under one of the board's eight symmetries."""
 
 
 @dataclass(frozen=True)
@@ -299,18 +300,18 @@ class AtariConfig:
     frame_skip: int = 4
     """Frames each action is repeated for."""
     pool_frames: Literal[2, 4] = 4
-    """Over how many of the newest repeated frames each pixel's maximum is taken."""
+    """How many of the last repeated frames each pixel's maximum is taken over."""
     sticky_action_probability: float = 0.25
     """Probability, at every frame, that the emulator repeats the last action instead."""
     size_pixels: int = 96
     """Height and width of an observation."""
     grey: bool = False
-    """One channel of brightness instead of red, green and blue."""
+    """One grey channel instead of red, green and blue."""
     max_episode_frames: int = 108_000
     """Frames after which an episode is cut off: 30 minutes of play."""
     exact: bool = False
-    """Run the emulators one by one in Python, where a checkpoint can hold their state: with
-    actors.lockstep, a resumed run is then the same to the bit; slower."""
+    """Run the emulators one by one in Python, so that a checkpoint can hold their states. With
+    actors.lockstep, resuming is then bit-exact. Slower."""
 
 
 @dataclass(frozen=True)
@@ -318,31 +319,31 @@ class GoConfig:
     """How Go is scored."""
 
     komi: float = 7.5
-    """Points that White is given. Perfect play is known to win 9 for Black on 7×7, 25 on 5×5."""
+    """Points given to White. With perfect play Black is known to win by 9 on 7×7, by 25 on 5×5."""
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environment, and how many copies."""
+    """The environment, and how many copies of it run."""
 
     name: str = "catch"
     """An entry of ``muesli list envs``, ``gym:EnvId`` or ``module:EnvId``."""
     num_envs: int = 24
-    """Copies that run at once; a multiple of ``batch.online_sequences``."""
+    """Copies that run in parallel; a multiple of ``batch.online_sequences``."""
     opening_moves: int = 0
-    """Games of two: while training, the first moves of a game are dealt at random, their number
-    drawn anew from 0 to this. Self-play then meets positions that it would not choose. Evaluations
-    and matches begin as the game does."""
+    """Self-play: during training, the first n moves of each game are drawn at random, n uniform
+    between 0 and this, so that self-play meets positions that it would not choose. Evaluations and
+    matches start from the usual first position."""
     frame_stack: int = 1
     """Frames stacked along the last axis of an observation."""
     stack_actions: bool = False
-    """Behind every frame of an observation lay a plane that tells which action led to it."""
+    """Add, after each stacked frame, a plane that encodes the action that led to it."""
     reward_scale: float = 1.0
     """Multiplies every reward the agent sees; reported returns are not scaled."""
     threads: int = 0
     """Threads that run the copies of all groups (Atari); 0 uses every processor."""
     processes: int = 0
-    """Worker processes that share the copies of all groups; 0 runs them in this one."""
+    """Worker processes that share the copies of all groups; 0 runs them in the main process."""
     atari: AtariConfig = AtariConfig()
     go: GoConfig = GoConfig()
 
@@ -352,31 +353,31 @@ class ActorConfig:
     """How experience is collected."""
 
     runner: Literal["auto", "anakin", "sebulba"] = "auto"
-    """Everything in one jitted loop (JAX environments), or threads of actors beside the learner;
-    auto picks anakin where it can."""
+    """anakin: everything in one jitted loop (JAX environments only). sebulba: actor threads beside
+    the learner. auto: anakin where possible."""
     groups: int = 2
     """Sebulba: actor threads, each with its share of the environments."""
     device: Literal["learner", "cpu"] = "learner"
-    """Sebulba: where actions are worked out. On the learner's device they are answered between two
-    updates, so it takes many environments, each far behind the newest parameters, to feed it; on
-    the processor, which is quick enough for small networks, they wait for no update."""
+    """Sebulba: where actions are computed. On the learner's device they wait for the current
+    update, so keeping it busy takes many environments, whose data lags far behind the newest
+    parameters. On the CPU, which is fast enough for small networks, they do not wait."""
     lockstep: bool = False
-    """Sebulba: collect with the parameters of one update, then train, by turns: exactly
-    repeatable, and slower."""
+    """Sebulba: collect with the parameters of one update, then train, in turn: exactly
+    reproducible, and slower."""
     queue_chunks: int = 1
     """Sebulba: chunks of a group that may wait for the learner before the group pauses."""
     step_timeout_seconds: float = 60.0
-    """Sebulba: an environment that takes longer over one step is taken for dead."""
+    """Sebulba: an environment whose step takes longer than this counts as failed."""
     max_restarts: int = 3
-    """Sebulba: how often a group whose environments raise, die or hang is started again before the
-    run ends."""
+    """Sebulba: how often a group whose environments raise, die or hang is restarted before the run
+    ends."""
     restart_seconds: float = 1.0
-    """Sebulba: the pause before a group's first restart; it doubles with each one."""
+    """Sebulba: the pause before a group's first restart; it doubles with each further one."""
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """When a run speaks, measures and saves. Counted in environment steps, never in seconds."""
+    """When a run logs, evaluates and saves: counted in environment steps, never in seconds."""
 
     log_every_steps: int = 10_000
     """Steps between two lines of metrics."""
@@ -389,11 +390,11 @@ class LogConfig:
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept, besides the best."""
     keep_every: int = 0
-    """Every how many checkpoints the acting parameters are kept for good, as ``kept-<updates>``:
-    opponents for later, and Elo over training. 0 keeps none."""
+    """Keep the acting parameters of every n-th checkpoint for good, as ``kept-<updates>``: as
+    opponents in matches and for Elo over training. 0 keeps none."""
     save_replay: bool = True
-    """Whether a checkpoint holds the replay ring; without it, the ring fills anew (Sebulba). Inside
-    JAX only a finished run's checkpoint may go without."""
+    """Save the replay ring in checkpoints. Without it, a resumed run fills the ring again
+    (Sebulba); for environments inside JAX only the final checkpoint may omit it."""
 
 
 @dataclass(frozen=True)
@@ -401,9 +402,9 @@ class Config:
     """A whole run."""
 
     seed: int = 0
-    """Everything random in the run follows from it."""
+    """Determines everything random in the run."""
     total_env_steps: int = 50_000_000
-    """Environment steps of the whole run; the learning rate reaches its end there."""
+    """Environment steps of the whole run; the learning rate reaches its final value there."""
     env: EnvConfig = EnvConfig()
     actors: ActorConfig = ActorConfig()
     network: NetworkConfig = NetworkConfig()
