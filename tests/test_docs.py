@@ -3,6 +3,7 @@ they quote is in the source, and their links lead somewhere.
 """
 
 import re
+import runpy
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import jax
 import pytest
 
 import muesli
+from muesli.config import Config, leaves
 from muesli.envs import ENVS
 from muesli.networks import NETWORKS
 from muesli.policy_updates import UPDATES
@@ -63,6 +65,19 @@ def test_the_readme_quotes_the_source_as_it_is():
     assert excerpts
     for path, excerpt in excerpts:
         assert excerpt in (DOCS.parent / path).read_text(encoding="utf-8"), path
+
+
+def test_the_page_of_the_configuration_is_up_to_date():
+    program = runpy.run_path(str(DOCS.parent / "benchmarks" / "configuration_page.py"))
+    written = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    assert written == program["page"](), "run: python benchmarks/configuration_page.py"
+
+
+def test_every_field_of_the_configuration_has_a_meaning():
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\S+)` \|.*\| (.*) \|$", text, re.MULTILINE))
+    assert rows.keys() == dict(leaves(Config())).keys()
+    assert all(rows.values())
 
 
 def anchors(page):
