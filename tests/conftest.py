@@ -39,3 +39,17 @@ def _optimise_where_something_is_trained(request: pytest.FixtureRequest):
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def compilations():
+    """A list that grows by one at every compilation."""
+    seen, watching = [], [True]
+
+    def listen(event, *_, **__):
+        if watching and "backend_compile" in event:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    watching.clear()

@@ -13,6 +13,7 @@ from muesli.runners import memory
 from muesli.runners.anakin import make_anakin
 from muesli.runners.engines import make_engine
 from muesli.runners.parts import build, make_schedule
+from muesli.runners.player import load
 from muesli.runners.train import train
 
 replace = dataclasses.replace
@@ -41,15 +42,25 @@ def test_the_key_of_a_step_is_folded_from_slot_and_step():
     np.testing.assert_array_equal(jax.random.key_data(found[2]), jax.random.key_data(alone))
 
 
-def test_two_calls_compile_nothing_new(tmp_path):
-    compiled = []
-    listener = lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else 0
-    jax.monitoring.register_event_duration_secs_listener(listener)
+def test_two_calls_compile_nothing_new(tmp_path, compilations):
     counts = []
-    train(tiny(), tmp_path / "run", callbacks=[lambda row: counts.append(len(compiled))])
+    train(tiny(), tmp_path / "run", callbacks=[lambda row: counts.append(len(compilations))])
     # Two evaluations have been made by the fourth row; after that nothing is new.
     assert counts[0] > 0 and len(counts) >= 7
     assert counts[-1] == counts[3]
+
+
+def test_a_loaded_agent_compiles_its_evaluations_once(tmp_path, compilations):
+    train(replace(tiny(), total_env_steps=200), tmp_path / "run")
+    player = load(tmp_path / "run")
+    first = player.evaluate(3)
+    before = len(compilations)
+    again, others = player.evaluate(3), player.evaluate(3, seed=1)
+    assert len(compilations) == before
+    np.testing.assert_array_equal(first.returns, again.returns)
+    assert others.finished.all()
+    player.evaluate(3, greedy=True)
+    assert len(compilations) > before
 
 
 def test_every_online_sequence_is_trained_once_and_replay_is_real_experience():

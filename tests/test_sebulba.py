@@ -504,6 +504,29 @@ def test_bad_combinations_name_their_field(env_named):
         make_engine(build(config), [0, 1])
 
 
+def test_evaluations_outside_jax_compile_nothing_new(tmp_path, compilations):
+    config = tiny("gym:CartPole-v1", core="none")
+    config = replace(
+        config,
+        total_env_steps=800,
+        log=replace(config.log, eval_every_steps=100, eval_episodes=3),
+    )
+    counts = []
+    result = train(
+        config, tmp_path / "run", callbacks=[lambda row: counts.append(len(compilations))]
+    )
+    assert result.evaluations[0]["episodes"] == 3 and len(counts) >= 5
+    # As inside JAX: by the fourth row everything has been done twice.
+    assert counts[-1] == counts[3]
+    player = load(tmp_path / "run")
+    first = player.evaluate(3)
+    before = len(compilations)
+    again = player.evaluate(3)
+    player.evaluate(3, seed=1)
+    assert len(compilations) == before
+    np.testing.assert_array_equal(first.returns, again.returns)
+
+
 @pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_tiny_atari_run_goes_from_emulators_to_checkpoint(tmp_path, stack):
     base = presets.atari_small()

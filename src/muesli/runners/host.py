@@ -67,18 +67,13 @@ def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, 
     return Memory(actors, frames), timestep._replace(reward=actors.last_reward)
 
 
-def evaluate_on_host(
-    parts: Parts,
-    act: Act,
-    acting: Acting,
-    episodes: int,
-    seed: int,
-    max_steps: int = 30_000,
-    stop: Callable[[], bool] = lambda: False,
-) -> Evaluation | None:
-    """Plays ``episodes`` copies of the environment for one episode each; all of them count.
+def make_evaluate_on_host(
+    parts: Parts, act: Act, episodes: int, max_steps: int = 30_000
+) -> Callable[[Acting, int, Callable[[], bool]], Evaluation | None]:
+    """A function that plays ``episodes`` copies of the environment for one episode each; all of
+    them count. What chooses their actions is compiled at its first call.
 
-    None if ``stop`` says so in the middle of it.
+    (acting, seed, stop) -> Evaluation, or None if ``stop`` says so in the middle of it.
     """
 
     @jax.jit
@@ -91,26 +86,30 @@ def evaluate_on_host(
         return action, memory._replace(actors=actors)
 
     env_config = dataclasses.replace(parts.config.env, num_envs=episodes)
-    envs = make_env(env_config.name, env_config)
-    env = host_envs(parts.env if isinstance(envs, JaxEnv) else envs).make(range(episodes), seed)
-    try:
-        key, memory = keys.eval_key(jax.random.key(seed), 0), initial_memory(parts, episodes)
-        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-        done = np.zeros(episodes, bool)
-        timestep = _ask(env.reset, env_config.name)
-        for now in range(max_steps):
-            if stop():
-                return None
-            action, memory = choose(acting, memory, timestep, key, np.int32(now))
-            timestep = _ask(partial(env.step, np.asarray(action)), env_config.name)
-            returns += np.where(done, 0.0, timestep.reward)
-            lengths += ~done
-            done |= timestep.step_type == StepType.LAST
-            if done.all():
-                break
-        return Evaluation(returns, lengths, done)
-    finally:
-        env.close()
+
+    def evaluate(acting: Acting, seed: int, stop: Callable[[], bool]) -> Evaluation | None:
+        envs = make_env(env_config.name, env_config)
+        env = host_envs(parts.env if isinstance(envs, JaxEnv) else envs).make(range(episodes), seed)
+        try:
+            key, memory = keys.eval_key(jax.random.key(seed), 0), initial_memory(parts, episodes)
+            returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+            done = np.zeros(episodes, bool)
+            timestep = _ask(env.reset, env_config.name)
+            for now in range(max_steps):
+                if stop():
+                    return None
+                action, memory = choose(acting, memory, timestep, key, np.int32(now))
+                timestep = _ask(partial(env.step, np.asarray(action)), env_config.name)
+                returns += np.where(done, 0.0, timestep.reward)
+                lengths += ~done
+                done |= timestep.step_type == StepType.LAST
+                if done.all():
+                    break
+            return Evaluation(returns, lengths, done)
+        finally:
+            env.close()
+
+    return evaluate
 
 
 def _ask(call: Callable[[], TimeStep], name: str) -> TimeStep:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
 from muesli.runners.export import exported_config
-from muesli.runners.host import Memory, evaluate_on_host, initial_memory, remember
+from muesli.runners.host import Memory, initial_memory, make_evaluate_on_host, remember
 from muesli.runners.loading import load_agent_state
 from muesli.runners.parts import Parts, build, for_processor
 from muesli.runners.rundir import read_config
@@ -54,6 +54,8 @@ class Player:
             "prior": parts.agent.acting(state)._replace(params=state.prior),
         }
         self._act = self.actor("prior")
+        # So that a second evaluation compiles nothing.
+        self._evaluator = cache(self._make_evaluator)
 
     @property
     def config(self) -> Config:
@@ -102,26 +104,35 @@ class Player:
         self, episodes: int, act_with: str = "prior", greedy: bool = False, seed: int = 0
     ) -> Evaluation:
         """Plays fresh episodes."""
-        acting = self.acting(act_with)
+        return self._evaluator(episodes, act_with, greedy)(self.acting(act_with), seed)
+
+    def _make_evaluator(
+        self, episodes: int, act_with: str, greedy: bool
+    ) -> Callable[[Acting, int], Evaluation]:
+        """What ``evaluate`` calls for one way to act."""
+        parts = self.parts
         if act_with == "random":
-            act: Callable[..., Any] = random_act(self.parts.spec)
+            act: Callable[..., Any] = random_act(parts.spec)
         else:
-            parts = self.parts
             act = make_act(
                 parts.spec, parts.network, self.config, act_with, greedy, rules=parts.rules
             )
-        if isinstance(self.env, HostEnvs):
-            played = evaluate_on_host(self.parts, act, acting, episodes, seed)
-            assert played is not None  # nobody stops it
-            return played
-        run = make_evaluate(
-            self.env,
-            act,
-            self.parts.agent.initial_actor,
-            episodes,
-            reward_scale=self.config.env.reward_scale,
+        if isinstance(parts.env, HostEnvs):
+            outside = make_evaluate_on_host(parts, act, episodes)
+
+            def play_outside(acting: Acting, seed: int) -> Evaluation:
+                played = outside(acting, seed, lambda: False)
+                assert played is not None  # nobody stops it
+                return played
+
+            return play_outside
+        scale = self.config.env.reward_scale
+        inside = jax.jit(
+            make_evaluate(parts.env, act, parts.agent.initial_actor, episodes, reward_scale=scale)
         )
-        return jax.device_get(jax.jit(run)(acting, keys.eval_key(jax.random.key(seed), 0)))
+        return lambda acting, seed: jax.device_get(
+            inside(acting, keys.eval_key(jax.random.key(seed), 0))
+        )
 
     def think(self, timestep: TimeStep, state: Memory) -> Thought:
         """Policy, value and q̂ of one state (batch of one)."""

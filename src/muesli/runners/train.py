@@ -23,7 +23,7 @@ from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, Stop, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate, summarise
 from muesli.runners.faults import ActorError, NotFiniteError, TrainingError, dump
-from muesli.runners.host import evaluate_on_host
+from muesli.runners.host import make_evaluate_on_host
 from muesli.runners.loading import load_agent_state
 from muesli.runners.mesh import Topology
 from muesli.runners.numbers import Numbers, families, varying, with_numbers
@@ -448,8 +448,9 @@ def _evaluator(
     episodes = parts.config.log.eval_episodes
     if not isinstance(parts.env, JaxEnv):
         act = make_act(parts.spec, parts.network, parts.config, parts.config.agent.act_with)
-        return lambda agent, number, k, stop: evaluate_on_host(
-            parts, act, parts.agent.acting(agent), episodes, seed=_EVAL_SEED - number, stop=stop
+        outside = make_evaluate_on_host(parts, act, episodes)
+        return lambda agent, number, k, stop: outside(
+            parts.agent.acting(agent), _EVAL_SEED - number, stop
         )
     env = parts.env
 
