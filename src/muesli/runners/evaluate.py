@@ -7,7 +7,7 @@ with the agent moving first in every other episode; the return is the agent's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,16 +19,27 @@ from muesli.distributions import Categorical
 from muesli.envs.base import JaxEnv
 from muesli.types import ActorState, Array, EnvSpec, PRNGKey, PyTree, TimeStep, is_last
 
+MAX_STEPS = 30_000
+"""Steps after which an evaluation cuts an episode, wherever it is played; Atari's end by themselves
+after 27,000."""
+
 
 class Evaluation(NamedTuple):
-    """returns: [N] f32; lengths: [N] i32; finished: [N] bool, False where the limit came first."""
+    """returns: [N] f32; lengths: [N] i32; finished: [N] bool, False where ``MAX_STEPS`` came first,
+    so that the return is of a part of the episode.
+    """
 
     returns: Array | np.ndarray
     lengths: Array | np.ndarray
     finished: Array | np.ndarray
 
 
-class _Loop(NamedTuple):
+class Playing(NamedTuple):
+    """One episode in each of N copies, under way. step: []; env_states: [N]; timesteps: TimeStep
+    [N], which stay as they are once LAST; actors: ActorState [N]; totals: [N] f32, the first
+    player's; lengths: [N] i32.
+    """
+
     step: Array
     env_states: PyTree
     timesteps: TimeStep
@@ -37,56 +48,75 @@ class _Loop(NamedTuple):
     lengths: Array
 
 
+Choose = Callable[[Playing, Array, Array], tuple[Array, ActorState]]
+"""(playing, [N] bool: whether the first player moves, [2, N] keys) -> actions [N], ActorState [N];
+games of two are moved first by the first player in every other copy."""
+
+
+def play_once(
+    env: JaxEnv, choose: Choose, actors: ActorState, episodes: int, key: Array
+) -> Playing:
+    """Plays one episode in each of ``episodes`` copies, or its first ``MAX_STEPS`` steps."""
+    reset_key, key = jax.random.split(key)
+    env_states, timesteps = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
+    start = Playing(
+        jnp.zeros((), jnp.int32),
+        env_states,
+        timesteps,
+        actors,
+        jnp.zeros(episodes),
+        jnp.zeros(episodes, jnp.int32),
+    )
+
+    def running(playing: Playing) -> Array:
+        return (playing.step < MAX_STEPS) & ~jnp.all(is_last(playing.timesteps.step_type))
+
+    def one_step(playing: Playing) -> Playing:
+        keys = jax.random.split(jax.random.fold_in(key, playing.step), (3, episodes))
+        ours = jnp.ones(episodes, bool)
+        if env.spec.players == 2:
+            ours = (playing.step + jnp.arange(episodes)) % 2 == 0
+        action, actors = choose(playing, ours, keys[:2])
+        stepped = jax.vmap(env.step)(playing.env_states, action, keys[2])
+        done = is_last(playing.timesteps.step_type)
+
+        def keep(old: Array, new: Array) -> Array:
+            return jnp.where(done.reshape((-1,) + (1,) * (new.ndim - 1)), old, new)
+
+        env_states, after = jax.tree.map(keep, (playing.env_states, playing.timesteps), stepped)
+        won = jnp.where(ours, 1.0, -1.0) * after.reward
+        return Playing(
+            playing.step + 1,
+            env_states,
+            after,
+            actors,
+            playing.totals + jnp.where(done, 0.0, won),
+            playing.lengths + ~done,
+        )
+
+    return jax.lax.while_loop(running, one_step, start)
+
+
 def make_evaluate(
     env: JaxEnv,
     act: Callable[..., Any],
     initial_actor: Callable[[int], ActorState],
     episodes: int,
-    max_steps: int = 20_000,
     reward_scale: float = 1.0,
 ) -> Callable[[Acting, PRNGKey], Evaluation]:
     """A function that plays ``episodes`` episodes in parallel; jit it."""
-    two_players = env.spec.players == 2
 
     def evaluate(acting: Acting, key: PRNGKey) -> Evaluation:
-        reset_key, key = jax.random.split(key)
-        env_states, timesteps = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
-        start = _Loop(
-            jnp.zeros((), jnp.int32),
-            env_states,
-            timesteps,
-            initial_actor(episodes),
-            jnp.zeros(episodes),
-            jnp.zeros(episodes, jnp.int32),
-        )
-
-        def running(loop: _Loop) -> Array:
-            return (loop.step < max_steps) & ~jnp.all(is_last(loop.timesteps.step_type))
-
-        def one_step(loop: _Loop) -> _Loop:
-            keys = jax.random.split(jax.random.fold_in(key, loop.step), (3, episodes))
-            action, _, actors = act(acting, loop.timesteps, loop.actors, keys[0], loop.env_states)
-            sign = jnp.ones(episodes)
-            if two_players:
-                ours = (loop.step + jnp.arange(episodes)) % 2 == 0
-                action = jnp.where(ours, action, _random_actions(env.spec, loop.timesteps, keys[1]))
+        def choose(playing: Playing, ours: Array, keys: Array) -> tuple[Array, ActorState]:
+            timesteps = playing.timesteps
+            actors = playing.actors._replace(last_reward=reward_scale * timesteps.reward)
+            action, _, actors = act(acting, timesteps, actors, keys[0], playing.env_states)
+            if env.spec.players == 2:
+                action = jnp.where(ours, action, _random_actions(env.spec, timesteps, keys[1]))
                 actors = actors._replace(last_action=action)
-                sign = jnp.where(ours, 1.0, -1.0)
-            env_states, after = jax.vmap(env.step)(loop.env_states, action, keys[2])
-            done = is_last(loop.timesteps.step_type)
+            return action, actors
 
-            def keep(old: Array, new: Array) -> Array:
-                return jnp.where(done.reshape((-1,) + (1,) * (new.ndim - 1)), old, new)
-
-            env_states, after = jax.tree.map(
-                keep, (loop.env_states, loop.timesteps), (env_states, after)
-            )
-            actors = actors._replace(last_reward=reward_scale * after.reward)
-            totals = loop.totals + jnp.where(done, 0.0, sign * after.reward)
-            lengths = loop.lengths + ~done
-            return _Loop(loop.step + 1, env_states, after, actors, totals, lengths)
-
-        end = jax.lax.while_loop(running, one_step, start)
+        end = play_once(env, choose, initial_actor(episodes), episodes, key)
         return Evaluation(end.totals, end.lengths, is_last(end.timesteps.step_type))
 
     return evaluate
@@ -103,6 +133,12 @@ def summarise(returns: Any, lengths: Any, finished: Any) -> dict[str, Any]:
         "length_mean": float(np.mean(lengths)),
         "finished_share": float(np.mean(finished)),
     }
+
+
+def told_of_cuts(summary: Mapping[str, Any]) -> str:
+    """What the printed line of an evaluation adds where episodes were cut, else nothing."""
+    cut = round(summary["episodes"] * (1.0 - summary["finished_share"]))
+    return f"; {cut} cut after {MAX_STEPS:,} steps" if cut else ""
 
 
 def random_act(spec: EnvSpec) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from muesli.envs import make as make_env
 from muesli.envs.adapter import on_host
 from muesli.envs.base import HostEnvs, JaxEnv, refuse_not_finite
 from muesli.frames import begin, mark, push
-from muesli.runners.evaluate import Evaluation
+from muesli.runners.evaluate import MAX_STEPS, Evaluation
 from muesli.runners.faults import ActorError
 from muesli.runners.parts import Parts
 from muesli.types import ActorState, Array, PRNGKey, PyTree, StepType, TimeStep, is_first
@@ -68,7 +68,7 @@ def remember(parts: Parts, memory: Memory, timestep: TimeStep) -> tuple[Memory, 
 
 
 def make_evaluate_on_host(
-    parts: Parts, act: Act, episodes: int, max_steps: int = 30_000
+    parts: Parts, act: Act, episodes: int
 ) -> Callable[[Acting, int, Callable[[], bool]], Evaluation | None]:
     """A function that plays ``episodes`` copies of the environment for one episode each; all of
     them count. What chooses their actions is compiled at its first call.
@@ -95,7 +95,7 @@ def make_evaluate_on_host(
             returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
             done = np.zeros(episodes, bool)
             timestep = _ask(env.reset, env_config.name)
-            for now in range(max_steps):
+            for now in range(MAX_STEPS):
                 if stop():
                     return None
                 action, memory = choose(acting, memory, timestep, key, np.int32(now))

@@ -11,8 +11,8 @@ import numpy as np
 
 from muesli.agent import Acting
 from muesli.envs.base import JaxEnv
-from muesli.runners.evaluate import random_act
-from muesli.types import ActorState, Array, PRNGKey, PyTree, TimeStep, is_last
+from muesli.runners.evaluate import Playing, play_once, random_act
+from muesli.types import ActorState, Array, PRNGKey
 
 
 class Contestant(NamedTuple):
@@ -22,19 +22,11 @@ class Contestant(NamedTuple):
     random: Array
 
 
-class _Loop(NamedTuple):
-    step: Array
-    env_states: PyTree
-    timesteps: TimeStep
-    totals: Array
-
-
 def make_versus(
     env: JaxEnv,
     act: Callable[..., Any],
     initial_actor: Callable[[int], ActorState],
     games: int,
-    max_steps: int = 20_000,
 ) -> Callable[[Contestant, Contestant, PRNGKey], Array]:
     """A function that plays ``games`` games and returns the first one's results, [games]; jit it.
 
@@ -44,40 +36,17 @@ def make_versus(
         raise ValueError("make_versus: the environment must be a game of two players")
     uniform = random_act(env.spec)
 
-    def choose(contestant: Contestant, loop: _Loop, keys: Array) -> Array:
-        actors = initial_actor(games)
-        action = act(contestant.acting, loop.timesteps, actors, keys, loop.env_states)[0]
-        random = uniform(contestant.acting, loop.timesteps, actors, keys)[0]
-        return jnp.where(contestant.random, random, action)
+    def move(contestant: Contestant, playing: Playing, keys: Array) -> Array:
+        seen = (contestant.acting, playing.timesteps, playing.actors, keys)
+        action = act(*seen, playing.env_states)[0]
+        return jnp.where(contestant.random, uniform(*seen)[0], action)
 
     def versus(first: Contestant, second: Contestant, key: PRNGKey) -> Array:
-        reset_key, key = jax.random.split(key)
-        env_states, timesteps = jax.vmap(env.reset)(jax.random.split(reset_key, games))
+        def choose(playing: Playing, ours: Array, keys: Array) -> tuple[Array, ActorState]:
+            moves = move(first, playing, keys[0]), move(second, playing, keys[1])
+            return jnp.where(ours, *moves), playing.actors
 
-        def running(loop: _Loop) -> Array:
-            return (loop.step < max_steps) & ~jnp.all(is_last(loop.timesteps.step_type))
-
-        def one_step(loop: _Loop) -> _Loop:
-            keys = jax.random.split(jax.random.fold_in(key, loop.step), (3, games))
-            ours = (loop.step + jnp.arange(games)) % 2 == 0
-            action = jnp.where(
-                ours,
-                choose(first, loop, keys[0]),
-                choose(second, loop, keys[1]),
-            )
-            stepped = jax.vmap(env.step)(loop.env_states, action, keys[2])
-            done = is_last(loop.timesteps.step_type)
-
-            def keep(old: Array, new: Array) -> Array:
-                return jnp.where(done.reshape((-1,) + (1,) * (new.ndim - 1)), old, new)
-
-            env_states, after = jax.tree.map(keep, (loop.env_states, loop.timesteps), stepped)
-            won = jnp.where(ours, 1.0, -1.0) * after.reward
-            totals = loop.totals + jnp.where(done, 0.0, won)
-            return _Loop(loop.step + 1, env_states, after, totals)
-
-        start = _Loop(jnp.zeros((), jnp.int32), env_states, timesteps, jnp.zeros(games))
-        return jax.lax.while_loop(running, one_step, start).totals
+        return play_once(env, choose, initial_actor(games), games, key).totals
 
     return versus
 
