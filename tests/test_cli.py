@@ -320,6 +320,16 @@ def test_eval_prints_one_json_object(finished_run, capsys):
         assert main(["eval", str(finished_run), "--episodes", "4", "--act-with", mode]) == 0
 
 
+def test_evaluations_say_how_many_episodes_were_cut(finished_run, tmp_path, capsys, monkeypatch):
+    assert main(["eval", str(finished_run), "--episodes", "4"]) == 0
+    assert capsys.readouterr().out.endswith("over 4 episodes of 9.0 steps\n")
+    monkeypatch.setattr("muesli.runners.evaluate.MAX_STEPS", 5)
+    assert main(["eval", str(finished_run), "--episodes", "4"]) == 0
+    assert "over 4 episodes of 5.0 steps; 4 cut after 5 steps\n" in capsys.readouterr().out
+    assert main(["train", "catch", *TINY, *SHORT, "--run-dir", str(tmp_path / "run")]) == 0
+    assert "over 4 episodes; 4 cut after 5 steps\n" in capsys.readouterr().out
+
+
 def test_what_a_file_refuses_is_one_line(finished_run, tmp_path, capsys):
     (tmp_path / "agent").mkdir()
     run_dir = tmp_path / "agent"

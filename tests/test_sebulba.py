@@ -504,7 +504,7 @@ def test_bad_combinations_name_their_field(env_named):
         make_engine(build(config), [0, 1])
 
 
-def test_evaluations_outside_jax_compile_nothing_new(tmp_path, compilations):
+def test_evaluations_outside_jax_compile_nothing_new(tmp_path, compilations, monkeypatch):
     config = tiny("gym:CartPole-v1", core="none")
     config = replace(
         config,
@@ -525,6 +525,10 @@ def test_evaluations_outside_jax_compile_nothing_new(tmp_path, compilations):
     player.evaluate(3, seed=1)
     assert len(compilations) == before
     np.testing.assert_array_equal(first.returns, again.returns)
+    assert first.finished.all()
+    monkeypatch.setattr("muesli.runners.host.MAX_STEPS", 3)
+    cut = player.evaluate(3)
+    assert cut.lengths.tolist() == [3, 3, 3] and not cut.finished.any()
 
 
 @pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.slow), 4])

@@ -33,7 +33,7 @@ def eval_command(argv: Sequence[str]) -> int:
     check_seed(args)
     how = act_with(args)
 
-    from muesli.runners.evaluate import summarise
+    from muesli.runners.evaluate import summarise, told_of_cuts
 
     player = load_player(args)
     result = summarise(*player.evaluate(args.episodes, how, args.greedy, args.seed))
@@ -43,6 +43,7 @@ def eval_command(argv: Sequence[str]) -> int:
         print(
             f"return {result['return_mean']:.3f} ± {result['return_stderr']:.3f} "
             f"over {result['episodes']} episodes of {result['length_mean']:.1f} steps"
+            f"{told_of_cuts(result)}"
         )
     return 0
 

@@ -334,6 +334,7 @@ def _somewhere(own: Any, command: str, config: Config, run: Callable[[Any], int]
 def _conclude(result: Any, speaks: bool) -> int:
     """Draws the curves, says where everything is, and picks the exit code."""
     from muesli.plots import plot_runs
+    from muesli.runners.evaluate import told_of_cuts
 
     if result.stopped_by is not None:
         if speaks:
@@ -349,7 +350,7 @@ def _conclude(result: Any, speaks: bool) -> int:
             print(
                 f"{run_dir}: return {evaluation['return_mean']:.2f} "
                 f"± {evaluation['return_stderr']:.2f} "
-                f"over {evaluation['episodes']} episodes"
+                f"over {evaluation['episodes']} episodes{told_of_cuts(evaluation)}"
             )
         elif recent is not None:
             print(f"{run_dir}: return {recent:.2f} in the last training episodes")
