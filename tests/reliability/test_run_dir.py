@@ -4,11 +4,13 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 
 import pytest
 
 from muesli.checkpoint import CheckpointError, newest_first
 from muesli.config import ConfigError
+from muesli.runners import rundir
 from muesli.runners.engines import make_engine
 from muesli.runners.parts import build
 from muesli.runners.rundir import read_config
@@ -147,3 +149,54 @@ def test_a_configuration_that_was_changed_is_told_or_refused(
     else:
         with pytest.raises(ConfigError, match=message):
             restore(run_dir, engine)
+
+
+def installed(folder, monkeypatch):
+    """The package as if it lay in ``folder``."""
+    file = folder / "muesli" / "runners" / "rundir.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("# ours\n")
+    monkeypatch.setattr(rundir, "__file__", str(file))
+    return file
+
+
+def git(folder, *arguments):
+    who = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_commit_is_ours_and_says_whether_it_was_changed(tmp_path, monkeypatch):
+    file = installed(tmp_path / "src", monkeypatch)
+    (tmp_path / "results.json").write_text("{}")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "A release")
+    head = git(tmp_path, "rev-parse", "HEAD")
+
+    def recorded():
+        machine = rundir.describe_machine()
+        return machine["commit"], machine["commit_modified"]
+
+    assert recorded() == (head, False)
+    (tmp_path / "results.json").write_text("[]")
+    (file.parent / "__pycache__").mkdir()
+    (file.parent / "__pycache__" / "rundir.pyc").write_text("")
+    assert recorded() == (head, False)  # nothing that runs
+    file.write_text("# ours, tried otherwise\n")
+    assert recorded() == (head, True)
+    git(tmp_path, "add", ".")
+    assert recorded() == (head, True)
+
+
+def test_a_commit_of_somebody_else_is_not_recorded(tmp_path, monkeypatch):
+    (tmp_path / "theirs.py").write_text("import muesli\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "Their work")
+    installed(tmp_path / ".venv" / "site-packages", monkeypatch)
+    machine = rundir.describe_machine()
+    assert machine["commit"] is None and machine.get("commit_modified") is None
+    monkeypatch.setenv("PATH", "")  # nor is git there everywhere
+    assert rundir.describe_machine()["commit"] is None

@@ -293,7 +293,8 @@ def _machines(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """The machines the runs were made on, each once."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
-        kept = {k: run.machine.get(k) for k in ("devices", "platform", "python", "jax", "commit")}
+        names = ("devices", "platform", "python", "jax", "commit", "commit_modified")
+        kept = {k: run.machine.get(k) for k in names}
         kept["devices"] = sorted(set(kept["devices"] or []))
         found.setdefault(json.dumps(kept), {**kept, "runs": 0})["runs"] += 1
     return list(found.values())

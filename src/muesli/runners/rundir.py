@@ -137,25 +137,48 @@ def _from_dict(cls: Any, values: Any, where: str) -> Any:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, devices and commit, for ``run.json``."""
-    try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-        commit = answer.stdout.strip() if answer.returncode == 0 else ""
-    except (OSError, subprocess.TimeoutExpired):
-        commit = ""
+    """Versions, devices and commit, for ``run.json``. commit_modified: whether files of the package
+    were changed since; both None where the package is no part of a repository.
+    """
+    commit, modified = _commit(Path(__file__))
     return {
         "muesli": muesli.__version__,
-        "commit": commit or None,
+        "commit": commit,
+        "commit_modified": modified,
         "python": platform.python_version(),
         "jax": jax.__version__,
         "devices": [d.device_kind for d in jax.devices()],
         "processes": jax.process_count(),
         "platform": platform.platform(),
     }
+
+
+def _commit(file: Path) -> tuple[str | None, bool | None]:
+    """The commit of the repository that holds this file of ours, and whether the package differs
+    from it.
+    """
+    package = str(file.parents[1])
+    # Installed, the package may lie inside somebody else's repository.
+    ours = _git(package, "ls-files", "--error-unmatch", "--", str(file)) is not None
+    commit = _git(package, "rev-parse", "HEAD") if ours else None
+    if commit is None:
+        return None, None
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", package)
+    return commit, None if changed is None else changed != ""
+
+
+def _git(folder: str, *arguments: str) -> str | None:
+    """What git answers in a folder; None where it refuses, or is not there."""
+    try:
+        answer = subprocess.run(
+            # A look must not stand in the way of who works there.
+            ["git", "--no-optional-locks", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
