@@ -130,3 +130,15 @@ def test_train_takes_a_function_and_a_run_can_be_loaded(tmp_path):
         assert player.state.normaliser is not None and float(player.state.normaliser.seen) > 0
     finally:
         envs.ENVS.pop("my_walk", None)
+
+
+@pytest.mark.parametrize(
+    "name", ["catch", "go_13x13", "gym:CartPole-v1", "atari:pong", "envs.misshapen:Walk-v0"]
+)
+def test_train_leaves_what_has_a_name_already_alone(name, tmp_path):
+    base, before = presets.catch(), dict(envs.ENVS)
+    config = replace(base, env=replace(base.env, name=name))
+    with pytest.raises(ConfigError, match=f"^env.name: '{name}' .* another name") as caught:
+        muesli.train(config, tmp_path / "run", env=make_walk)
+    assert "\n" not in str(caught.value) and before == envs.ENVS
+    assert not (tmp_path / "run").exists()

@@ -40,6 +40,20 @@ ENVS: dict[str, Callable[[], Any]] = {
 JaxEnv, a HostEnvs, or one Gymnasium environment."""
 
 
+_BUILT_IN = frozenset(ENVS)
+
+
+def register(name: str, maker: Callable[[], Any]) -> None:
+    """``ENVS[name] = maker``, unless the name means an environment already, to other processes and
+    other runs.
+    """
+    if name in _BUILT_IN or ":" in name or go_size(name) is not None:
+        raise ConfigError(
+            f"env.name: '{name}' means an environment without env=; give yours another name"
+        )
+    ENVS[name] = maker
+
+
 def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
     """The environment of that name; raises a ConfigError with the nearest names.
 
@@ -106,4 +120,4 @@ def check(
     check_env(env, steps, seed)
 
 
-__all__ = ["ENVS", "HostEnv", "HostEnvs", "JaxEnv", "EnvError", "check", "make"]
+__all__ = ["ENVS", "HostEnv", "HostEnvs", "JaxEnv", "EnvError", "check", "make", "register"]

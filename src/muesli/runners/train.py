@@ -17,7 +17,7 @@ import numpy as np
 from muesli import checkpoint, keys
 from muesli.agent import make_act
 from muesli.config import Config, ConfigError, validate
-from muesli.envs import ENVS, EnvError
+from muesli.envs import EnvError, register
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, Stop, make_engine
@@ -71,7 +71,8 @@ def train(
     """Trains ``config`` in a fresh ``run_dir``. With several directories, one seed in each.
 
     ``env`` makes the environment, ours or a Gymnasium one: short for ``ENVS[config.env.name] =
-    env``, which who resumes or loads the run in another process does before.
+    env``, which who resumes or loads the run in another process does before; a name that means an
+    environment already is refused.
 
     The seeds are ``config.seed``, ``config.seed + 1``, … and train together, as one program.
     Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
@@ -82,7 +83,7 @@ def train(
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
     configs = [dataclasses.replace(config, seed=config.seed + k) for k in range(len(paths))]
     if env is not None:
-        ENVS[config.env.name] = env
+        register(config.env.name, env)
     return train_many(configs, paths, callbacks, init_from, signals, topology, on_start)
 
 
