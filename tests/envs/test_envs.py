@@ -7,7 +7,7 @@ import pytest
 
 from muesli import envs
 from muesli.envs.base import EnvError, auto_reset_step, first, later
-from muesli.types import StepType
+from muesli.types import StepType, is_last
 
 
 @pytest.mark.parametrize("name", sorted(envs.ENVS))
@@ -149,3 +149,28 @@ def test_truncation_ends_an_episode_without_ending_its_value():
     timestep = later(jnp.zeros(1), jnp.asarray(1.0), jnp.asarray(False), jnp.asarray(True))
     assert int(timestep.step_type) == StepType.LAST and float(timestep.discount) == 1.0
     assert int(first(jnp.zeros(1)).step_type) == StepType.FIRST
+
+
+def test_the_check_steps_beyond_the_end_and_names_what_that_raises():
+    env = envs.make("catch")
+
+    def refuse(over):
+        if over:
+            raise RuntimeError("the game is over,\nbegin another")
+        return np.int32(0)
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return (state, jnp.array(False)), timestep
+
+    def step(state, action, key):
+        state, over = state
+        nothing = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), jnp.int32), over)
+        state, timestep = env.step(state, action + nothing, key)
+        return (state, is_last(timestep.step_type)), timestep
+
+    with pytest.raises(EnvError) as caught:
+        envs.check(env._replace(reset=reset, step=step))
+    said = str(caught.value)
+    assert said.startswith("step 8: step raised on a LAST time step, where its answer is discarded")
+    assert said.endswith("RuntimeError: the game is over, begin another") and "\n" not in said

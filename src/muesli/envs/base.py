@@ -22,8 +22,9 @@ class EnvError(ValueError):
 class JaxEnv(NamedTuple):
     """One copy of an environment as pure functions.
 
-    spec: EnvSpec; reset(key) -> (state, TimeStep); step(state, action, key) -> (state, TimeStep),
-    never called on a LAST time step; render(observation) -> [H, W, 3] u8, a NumPy picture.
+    spec: EnvSpec; reset(key) -> (state, TimeStep); step(state, action, key) -> (state, TimeStep):
+    compiled loops call it on a LAST time step too and discard its answer, which may be anything but
+    must come; render(observation) -> [H, W, 3] u8, a NumPy picture.
     """
 
     spec: EnvSpec

@@ -39,12 +39,34 @@ def _check_jax(env: JaxEnv, steps: int, seed: int) -> None:
     step = jax.jit(lambda s, t, a, k: auto_reset_step(env, s, t, a, k))
     _traced("step", step, state, timestep, _random_action(spec, timestep, key), key)
 
+    ended = False
     for t in range(steps):
         key_t = jax.random.fold_in(key, t)
         before = timestep
         action = _random_action(spec, before, key_t)
         state, timestep = step(state, before, action, key_t)
         _check_next(spec, before, timestep, f"step {t}")
+        if not ended and int(timestep.step_type) == StepType.LAST:
+            ended = True
+            _check_beyond(env, state, _random_action(spec, timestep, key_t), key_t, f"step {t}")
+
+
+def _check_beyond(env: JaxEnv, state: Any, action: jax.Array, key: jax.Array, where: str) -> None:
+    """Steps a LAST state, as compiled loops do before they discard the answer."""
+    try:
+        jax.block_until_ready(jax.jit(env.step)(state, action, key))
+    except Exception as error:
+        raise EnvError(
+            f"{where}: step raised on a LAST time step, where its answer is discarded but must "
+            f"come: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line: what follows the frames of a callback's traceback."""
+    lines = str(error).splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith(" ")]
+    return " ".join(lines[frames[-1] + 1 if frames else 0 :]) or type(error).__name__
 
 
 def _check_host(envs: HostEnvs, steps: int, seed: int) -> None:
