@@ -190,7 +190,7 @@ def lockstep(devices, actors=None):
     run = SebulbaEngine(build(base, make_topology(devices, actors)), 0)
     try:
         run.start(None)
-        assert {actor._device for actor in run.sebulba.actors} == set(actors or devices)
+        assert {actor.device for actor in run.sebulba.actors} == set(actors or devices)
         return run.advance().metrics[0], run.sebulba.state
     finally:
         run.close()
@@ -256,7 +256,7 @@ def test_actors_on_the_processor_train_a_learner_elsewhere():
         run.start(None)
         for _ in range(2):
             metrics = run.advance().metrics[0]
-        assert {actor._device for actor in run.sebulba.actors} == {jax.devices("cpu")[0]}
+        assert {actor.device for actor in run.sebulba.actors} == {jax.devices("cpu")[0]}
         assert {d for x in jax.tree.leaves(run.sebulba.state.agent) for d in x.devices()} == {
             learner
         }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+import threading
 import time
 
 import jax
@@ -13,6 +14,7 @@ from muesli import presets
 from muesli.config import ConfigError
 from muesli.envs import ENVS
 from muesli.envs.adapter import on_host
+from muesli.envs.base import refuse_not_finite
 from muesli.envs.toys import catch, recall
 from muesli.runners.anakin import make_anakin
 from muesli.runners.engines import make_engine
@@ -433,6 +435,49 @@ def test_environments_that_hang_are_left_behind(tmp_path, env_named):
     rows = []
     train(config, tmp_path / "run", callbacks=[rows.append])
     assert rows[-1]["env_restarts"] == 1 and rows[-1]["env_steps"] >= 600
+
+
+def test_an_answer_at_the_last_moment_is_not_taken_twice(env_named, monkeypatch):
+    """The learner finds a group silent; before it acts on that the group answers and goes on."""
+    asked, answer, answered, decided = (threading.Event() for _ in range(4))
+
+    def hesitate():
+        asked.set()
+        assert answer.wait(30)
+
+    class Clock:
+        def monotonic(self):  # the learner asks for the time after it has seen a group wait
+            if asked.is_set() and not answered.is_set():
+                answer.set()
+                assert answered.wait(30)
+                threading.Timer(0.5, decided.set).start()
+                return time.monotonic() + 1e6
+            return time.monotonic()
+
+    def refuse(*arguments):  # what the group does first with an answer
+        if asked.is_set() and not answered.is_set():
+            answered.set()
+            assert decided.wait(30)
+        refuse_not_finite(*arguments)
+
+    monkeypatch.setattr("muesli.runners.actors.refuse_not_finite", refuse)
+    monkeypatch.setattr("muesli.runners.sebulba.time", Clock())
+    config = tiny(env_named("hesitating_catch", failing(13, hesitate)))
+    config = replace(config, actors=replace(config.actors, max_restarts=1, restart_seconds=0.3))
+    sebulba = Sebulba(build(config), config.seed)
+    try:
+        sebulba.prepare()
+        sebulba.start(sebulba.fresh_state())
+        chunks = [chunk for _ in range(6) for chunk in sebulba.collect_iteration()]
+        kinds = np.asarray(sebulba.state.replay.records.step_type)
+    finally:
+        sebulba.close()
+    assert decided.is_set()
+    rows = [row for chunk in chunks for row in chunk.episodes]
+    # Every step is counted once: where an episode is said to end, the record says so.
+    ends = {(row["slot"], row["env_steps"] // 4) for row in rows}
+    assert ends == {(slot, t) for slot, t in np.argwhere(kinds == 2).tolist() if t < 30}
+    assert {row["length"] for row in rows} == {9} and sebulba.restarts == 0
 
 
 def test_what_is_not_finite_is_refused_at_the_door(tmp_path, env_named):

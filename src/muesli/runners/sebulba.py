@@ -210,7 +210,7 @@ class Sebulba:
             for index in range(self.groups)
         ]
         for actor in self.actors:
-            actor.thread.start()
+            actor.life.thread.start()
         self._compile_learner()
         # On each device that acts.
         self.functions = [self._compile_collector(device) for device in self.acting_devices]
@@ -284,8 +284,8 @@ class Sebulba:
         if self._packing is not None and not self.config.actors.lockstep:
             self._courier = Courier(self._deliver, self.acting_devices)
         for actor in self.actors:
-            actor.functions = self.functions[actor.device_index]
-            actor.step = int(state.iteration) * self.config.batch.sequence_length
+            step = int(state.iteration) * self.config.batch.sequence_length
+            actor.begin(self.functions[actor.device_index], step)
             if resumed:
                 while not actor.ready.wait(0.1):
                     self._look_for_hung_groups()
@@ -300,13 +300,13 @@ class Sebulba:
         for actor in self.actors:
             actor.stopping.set()
             actor.tickets.put(None)
-        for actor in self.actors:
-            if actor.thread.ident is not None:
-                actor.thread.join(timeout=10.0 if actor.waiting_since is None else 1.0)
+        for life in [actor.life for actor in self.actors]:
+            if life.thread.ident is not None:
+                life.thread.join(timeout=10.0 if life.waiting_since is None else 1.0)
             # What hangs in worker processes is killed with them; a thread that hangs in this one
             # is left behind, and ends with it.
-            if actor.thread.is_alive() and self.config.env.processes:
-                actor.close_env()
+            if life.thread.is_alive() and self.config.env.processes:
+                life.close_env()
         self.actors = []
         if self._courier is not None:
             self._courier.close()
@@ -403,16 +403,12 @@ class Sebulba:
                 item = self.chunks.get(timeout=0.5)
             except queue.Empty:
                 continue
-            if isinstance(item, Failure):
-                self._hear_of(item)
-            elif item.life == self.actors[item.group].life:
+            if not isinstance(item, Failure):
                 return item
+            self._hear_of(item)
 
     def _hear_of(self, failure: Failure) -> None:
         """Ends the run with a failure that is final; tells of another."""
-        actor = self.actors[failure.group]
-        if failure.life != actor.life:
-            return
         what = (
             f"environment group {failure.group} of {self.config.env.name} failed: "
             f"{type(failure.error).__name__}: {failure.error}"
@@ -420,7 +416,7 @@ class Sebulba:
         if failure.final:
             raise ActorError(what) from failure.error
         self.restarts += 1
-        again = f"it is started again ({actor.restarts} of {self.config.actors.max_restarts})"
+        again = f"it is started again ({failure.restarts} of {self.config.actors.max_restarts})"
         print(f"{what}; {again}", flush=True)  # noqa: T201
 
     def _look_for_failures(self) -> None:
@@ -433,13 +429,16 @@ class Sebulba:
     def _look_for_hung_groups(self) -> None:
         actors = self.config.actors
         for actor in self.actors:
-            since, allowed = actor.waiting_since, actors.step_timeout_seconds
-            if actor.making:
+            life, allowed = actor.life, actors.step_timeout_seconds
+            making, since = life.making, life.waiting_since
+            if making:
                 allowed *= _STARTING_TIMEOUTS
             if since is None or time.monotonic() - since <= allowed:
                 continue
+            if not life.leave(since):
+                continue  # it has answered in the meantime
             silent = f"has not answered for {allowed:g} s (actors.step_timeout_seconds)"
-            if actor.making or actor.restarts >= actors.max_restarts:
+            if making or life.restarts >= actors.max_restarts:
                 raise ActorError(
                     f"environment group {actor.index} of {self.config.env.name} {silent}"
                 )

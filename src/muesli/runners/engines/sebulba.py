@@ -164,10 +164,10 @@ class SebulbaEngine:
         if not all(groups):
             remarks.append("episodes under way were not saved and begin anew")
         for actor in self.sebulba.actors:
-            if actor.anew_because is not None:
+            if actor.life.anew_because is not None:
                 remarks.append(
                     f"the episodes of environment group {actor.index} begin anew: "
-                    f"{actor.anew_because}"
+                    f"{actor.life.anew_because}"
                 )
         if fills:
             remarks.append("the replay was not saved and fills anew")
