@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from muesli.cli.main import UsageError
 from muesli.cli.train import parse_config
@@ -133,16 +133,15 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     from muesli.runners.memory import GIB, check_memory, compiled_bytes, plan_beside
     from muesli.runners.sebulba import Sebulba
 
-    config, frames = parts.config, parts.frames_per_step
-    num_envs, batch = config.env.num_envs, config.batch
-    began = time.monotonic()
+    config, frames, batch = parts.config, parts.frames_per_step, parts.config.batch
+    num_envs, envs = config.env.num_envs, host_envs(parts.env)
     size = num_envs // config.actors.groups
-    envs = host_envs(parts.env)
+    began = time.monotonic()
     slots = [range(first, first + size) for first in range(0, num_envs, size)]
     copies = _in_threads([partial(envs.make, s, config.seed) for s in slots])
     _in_threads([env.reset for env in copies])
     start_seconds = time.monotonic() - began
-    env_steps_per_second = num_envs / _time_envs(copies, envs.spec, size, seconds)
+    seconds_envs = _time_envs(copies, envs.spec, size, seconds)
 
     # The run gets the copies that were just measured.
     made = dict(zip(slots, copies, strict=True))
@@ -151,30 +150,18 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     sebulba.prepare()
     compile_seconds = time.monotonic() - compile_began
     plan = check_memory(plan_beside(sebulba, compiled_bytes(sebulba.learn_slice)), config)
-    sebulba.start(sebulba.fresh_state())
-    for _ in range(max(2, parts.schedule.warm_up)):
-        sebulba.collect_iteration()
-    sebulba.train_iteration()
-
-    chunks: list[Any] = []
-    loop_began, iterations, waited = time.monotonic(), 0, 0.0
-    while time.monotonic() - loop_began < seconds or iterations < 2:
-        _, taken, idle = sebulba.train_iteration()
-        iterations, waited, chunks = iterations + 1, waited + idle, chunks + taken
-    loop_seconds = (time.monotonic() - loop_began) / iterations
-    sebulba.close()
-    steps = len(chunks) * batch.sequence_length
-
+    load = _under_load(sebulba, parts, seconds)
     learn, act = _learner_alone(sebulba), _acting_alone(sebulba)
     seconds_learn, seconds_act = _time(learn, seconds), _time(act, seconds)
+
     updates = parts.schedule.updates_per_iteration
     per_update = batch.online_sequences * batch.sequence_length * frames
     bounds = {
-        "environments": env_steps_per_second * frames,
+        "environments": num_envs / seconds_envs * frames,
         "acting": size / seconds_act * frames,
         "learner": per_update / seconds_learn,
     }
-    together = num_envs * batch.sequence_length * frames / loop_seconds
+    together = num_envs * batch.sequence_length * frames / load.iteration_seconds
     stats = jax.devices()[0].memory_stats() or {}
     return {
         "device": jax.devices()[0].device_kind,
@@ -182,17 +169,50 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
         "compile_seconds": compile_seconds,
         "act_ms": 1e3 * seconds_act,
         "update_ms": 1e3 * seconds_learn,
-        "env_step_ms_under_load": 1e3 * sum(c.env_seconds for c in chunks) / steps,
-        "act_wait_ms_under_load": 1e3 * sum(c.act_seconds for c in chunks) / steps,
-        "learner_waiting_share": waited / (loop_seconds * iterations),
+        "env_step_ms_under_load": 1e3 * load.env_step_seconds,
+        "act_wait_ms_under_load": 1e3 * load.act_wait_seconds,
+        "learner_waiting_share": load.learner_waiting_share,
         **{f"{name}_frames_per_second_alone": value for name, value in bounds.items()},
         "frames_per_second": together,
-        "updates_per_second": updates / loop_seconds,
+        "updates_per_second": updates / load.iteration_seconds,
         **_to_slowest(bounds, together),
         "memory_planned_gib": plan.total / GIB,
         "memory_peak_gib": stats.get("peak_bytes_in_use", 0) / GIB,
         "total_seconds": time.monotonic() - began,
     }
+
+
+class _Load(NamedTuple):
+    """What the parts take while all of them work: seconds of an iteration, of a group's step and of
+    its wait for actions; and the share of the time in which the learner waits.
+    """
+
+    iteration_seconds: float
+    env_step_seconds: float
+    act_wait_seconds: float
+    learner_waiting_share: float
+
+
+def _under_load(sebulba: Any, parts: Any, seconds: float) -> _Load:
+    """Trains for so long, and closes the run."""
+    sebulba.start(sebulba.fresh_state())
+    for _ in range(max(2, parts.schedule.warm_up)):
+        sebulba.collect_iteration()
+    sebulba.train_iteration()
+    chunks: list[Any] = []
+    began, iterations, waited = time.monotonic(), 0, 0.0
+    while time.monotonic() - began < seconds or iterations < 2:
+        _, taken, idle = sebulba.train_iteration()
+        iterations, waited, chunks = iterations + 1, waited + idle, chunks + taken
+    elapsed = time.monotonic() - began
+    sebulba.close()
+    steps = len(chunks) * parts.config.batch.sequence_length
+    return _Load(
+        elapsed / iterations,
+        sum(c.env_seconds for c in chunks) / steps,
+        sum(c.act_seconds for c in chunks) / steps,
+        waited / elapsed,
+    )
 
 
 def _learner_alone(sebulba: Any) -> Callable[[], Any]:
