@@ -32,20 +32,8 @@ def run_on_ray(
     Joins the cluster at ``address`` (or the one this process is already connected to); without one,
     Ray is started on this machine alone and stopped at the end.
     """
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(
-            "executor: ray is not installed; pip install 'muesli-rl[cluster]'"
-        ) from None
-    started = not ray.is_initialized()
-    if started:
-        try:
-            _knock(address)
-            ray.init(address=address, include_dashboard=False, log_to_driver=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            why = str(error).splitlines()[0]
-            raise ConfigError(f"ray-address: cannot join {address or 'Ray'} ({why})") from error
+    started = _join(address)
+    import ray
 
     @ray.remote(
         num_cpus=cpus_per_job,
@@ -87,6 +75,25 @@ def run_on_ray(
         if started:
             ray.shutdown()
     return outcomes
+
+
+def _join(address: str | None) -> bool:
+    """Connects this process to Ray; False if it was connected already."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "executor: ray is not installed; pip install 'muesli-rl[cluster]'"
+        ) from None
+    if ray.is_initialized():
+        return False
+    try:
+        _knock(address)
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise ConfigError(f"ray-address: cannot join {address or 'Ray'} ({why})") from error
+    return True
 
 
 def _knock(address: str | None, seconds: float = 10.0) -> None:
