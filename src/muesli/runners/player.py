@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,29 +139,27 @@ class Player:
         policy, value, q = self._think(self._acting["prior"], timestep, state)
         return Thought(np.asarray(policy[0]), float(value[0]), np.asarray(q[0]))
 
-    @property
+    @cached_property
     def _think(self) -> Callable[..., Any]:
-        if not hasattr(self, "_think_compiled"):
-            network, config, spec = self.parts.network, self.config, self.parts.spec
+        network, config, spec = self.parts.network, self.config, self.parts.spec
 
-            def think(acting: Acting, timestep: TimeStep, memory: Memory) -> tuple[Array, ...]:
-                memory, timestep = remember(self.parts, memory, timestep)
-                state = memory.actors
-                root, _ = root_of(network, config, acting, timestep, state)
-                value = decode(root.value_logits, supports(config)[1])
-                if isinstance(root.policy, Categorical):
-                    shown, actions = root.policy.probs(), jnp.arange(spec.num_actions)[None]
-                else:
-                    shown = jnp.stack([root.policy.shifted(k).mode() for k in (-1, 0, 1)], -1)
-                    drawn = root.policy.sample(jax.random.key(0), (_DRAWN,))
-                    actions = jnp.swapaxes(drawn, 0, 1)
-                q = look_ahead(network, config, acting.params, root.embedding, actions)
-                if not isinstance(root.policy, Categorical):
-                    q = jnp.sort(q, axis=-1)
-                return shown, value, q
+        def think(acting: Acting, timestep: TimeStep, memory: Memory) -> tuple[Array, ...]:
+            memory, timestep = remember(self.parts, memory, timestep)
+            state = memory.actors
+            root, _ = root_of(network, config, acting, timestep, state)
+            value = decode(root.value_logits, supports(config)[1])
+            if isinstance(root.policy, Categorical):
+                shown, actions = root.policy.probs(), jnp.arange(spec.num_actions)[None]
+            else:
+                shown = jnp.stack([root.policy.shifted(k).mode() for k in (-1, 0, 1)], -1)
+                drawn = root.policy.sample(jax.random.key(0), (_DRAWN,))
+                actions = jnp.swapaxes(drawn, 0, 1)
+            q = look_ahead(network, config, acting.params, root.embedding, actions)
+            if not isinstance(root.policy, Categorical):
+                q = jnp.sort(q, axis=-1)
+            return shown, value, q
 
-            self._think_compiled = jax.jit(think)
-        return self._think_compiled
+        return jax.jit(think)
 
 
 def for_playing(config: Config) -> Config:
