@@ -569,6 +569,15 @@ def test_a_live_page_follows_its_suite(study_dir, browser, tmp_path):
         assert browser.run(finished) == "3 of 4"
         (out / "runs/lambda_3/catch/seed-1/metrics.jsonl").write_text("".join(rows))
         browser.wait(f"{finished} === '4 of 4'")
+        # Half a file is waited out, and where nothing has changed nothing is drawn anew.
+        browser.run("window.heading = document.querySelector('h1'), window.news = 0")
+        browser.run("window.ask = fetch, window.fetch = (...a) => ask(...a).finally(() => news++)")
+        suite = (out / "suite.json").read_text()
+        (out / "suite.json").write_text(suite[:100])
+        browser.wait("news >= 2")
+        (out / "suite.json").write_text(suite)
+        browser.wait("news >= 4")
+        assert browser.run("window.heading === document.querySelector('h1')")
         assert browser.complaints == []
         # Without the token, or under another host's name, there is nothing to see.
         plain = address.partition("?")[0]
@@ -579,6 +588,19 @@ def test_a_live_page_follows_its_suite(study_dir, browser, tmp_path):
         ):
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(request)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_live_page_without_a_study_asks_for_patience(tmp_path, capsys):
+    (tmp_path / "suite.json").write_text('{"suite"')
+    server, address = make_server([tmp_path])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(address)
+        assert capsys.readouterr().err == ""
     finally:
         server.shutdown()
         server.server_close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from muesli.report.page import render
+from muesli.report.page import as_json, render
 from muesli.report.study import read_study
 
 
 def make_server(directories: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """A server on 127.0.0.1 and the address, token included, at which it answers."""
     token = secrets.token_urlsafe(24)
+    newest: list[dict[str, Any]] = []
+
+    def read() -> dict[str, Any] | None:
+        """The study as it stands; the last good one while a file of it is half written."""
+        # Whatever half a file makes of the reading, the next answer will do.
+        with contextlib.suppress(Exception):
+            newest[:] = [{**read_study(directories), "media": []}]
+        return newest[0] if newest else None
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -29,16 +37,21 @@ def make_server(directories: Sequence[Path], port: int = 0) -> tuple[ThreadingHT
                 given.encode(), token.encode()
             ):
                 self._answer(403, "text/plain", "the address needs the token it was printed with\n")
-            elif address.path == "/":
-                self._answer(200, "text/html", render(_study(directories), live=True))
-            elif address.path == "/study.json":
-                study = json.dumps(_study(directories), ensure_ascii=False, separators=(",", ":"))
-                self._answer(200, "application/json", study)
-            else:
+            elif address.path not in ("/", "/study.json"):
                 self._answer(404, "text/plain", "there is nothing here\n")
+            elif (study := read()) is None:
+                self._answer(503, "text/plain", "there is no study to be read here yet\n")
+            elif address.path == "/":
+                self._answer(200, "text/html", render(study, live=True))
+            else:
+                self._answer(200, "application/json", as_json(study))
 
         def _answer(self, status: int, kind: str, text: str) -> None:
-            body = text.encode()
+            # Who no longer listens needs no answer.
+            with contextlib.suppress(ConnectionError):
+                self._send(status, kind, text.encode())
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -53,10 +66,6 @@ def make_server(directories: Sequence[Path], port: int = 0) -> tuple[ThreadingHT
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     return server, f"http://127.0.0.1:{server.server_address[1]}/?token={token}"
-
-
-def _study(directories: Sequence[Path]) -> dict[str, Any]:
-    return {**read_study(directories), "media": []}
 
 
 def serve(directories: Sequence[Path], port: int, say: Callable[[str], None]) -> None:

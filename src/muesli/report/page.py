@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -17,7 +18,7 @@ def render(study: Mapping[str, Any], live: bool = False) -> str:
     """The page of a study; with ``live`` it asks the server that sent it for news."""
     script = _asset("page.js").replace("LIVE", "true" if live else "false", 1)
     # "</script>" inside a string of the data would end it early.
-    data = json.dumps(study, ensure_ascii=False).replace("<", "\\u003c")
+    data = as_json(study).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(f"{study['title']} – muesli"),
         "CONNECT": "'self'" if live else "'none'",
@@ -32,6 +33,21 @@ def render(study: Mapping[str, Any], live: bool = False) -> str:
         assert found, f"page.html lacks {name}"
         parts[name] = before + parts[name]
     return "".join([*(parts[n] for n in ("CONNECT", "TITLE", "STYLE", "STUDY", "SCRIPT")), page])
+
+
+def as_json(study: Mapping[str, Any]) -> str:
+    """What the page's script reads. JSON knows no NaN: a number that is none becomes null."""
+    return json.dumps(_finite(study), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def embed(file: Path) -> str:

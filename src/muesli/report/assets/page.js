@@ -377,10 +377,14 @@
     if (window.innerWidth !== drawn) { drawn = window.innerWidth; render(); }
   });
   render();
+  // What was drawn last, as this side would write it: Python's 1.0 is a 1 here.
+  let last = JSON.stringify(study);
   if (live) setInterval(async () => {
     try {
       const answer = await fetch(`study.json${location.search}`, { cache: "no-store" });
-      if (answer.ok) { const text = await answer.text(); if (text !== JSON.stringify(study)) { study = JSON.parse(text); render(); } }
+      if (!answer.ok) return;
+      const news = await answer.json(), text = JSON.stringify(news);
+      if (text !== last) { study = news; last = text; render(); }
     } catch { /* the server has stopped; what is drawn stays */ }
   }, 3000);
 })();
