@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def _draw(directories: Sequence[Path], sweep: bool, output: Path) -> None:
     """A curve for each run; a band for each row, where there are seeds below a directory; or
     scores over the number that rows sweep.
     """
-    from muesli.plots import plot_runs, plot_study, plot_sweep
+    from muesli.plots import plot_runs, plot_study, plot_sweep, swept
     from muesli.report.study import distinct_names, read_study
 
     if all((directory / "metrics.jsonl").exists() for directory in directories):
@@ -54,7 +53,7 @@ def _draw(directories: Sequence[Path], sweep: bool, output: Path) -> None:
         return
     study = read_study(directories)
     if sweep:
-        odd = [r["name"] for r in study["rows"] if not re.search(r"_[0-9.]+$", r["name"])]
+        odd = [r["name"] for r in study["rows"] if swept(r["name"]) is None]
         if odd:
             raise UsageError(f"--sweep: the row {odd[0]} has no number in its name")
         plot_sweep(study, output)
