@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from muesli.plots import looks, sweep_panels
+
 _TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif"}
 
 
@@ -36,8 +38,18 @@ def render(study: Mapping[str, Any], live: bool = False) -> str:
 
 
 def as_json(study: Mapping[str, Any]) -> str:
-    """What the page's script reads. JSON knows no NaN: a number that is none becomes null."""
-    return json.dumps(_finite(study), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """What the page's script reads: the study, how its rows look and which numbers they sweep.
+    JSON knows no NaN: a number that is none becomes null.
+    """
+    names = [row["name"] for row in study["rows"]]
+    # A line through two points says nothing that the table does not.
+    panels = sweep_panels(study) if len(names) > 2 else []
+    whole = {
+        **study,
+        "looks": {name: look._asdict() for name, look in looks(names).items()},
+        "sweep": [panel._asdict() for panel in panels],
+    }
+    return json.dumps(_finite(whole), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -24,20 +24,23 @@
     }
     return node;
   }
-  function short(x) {
-    if (x === null || x === undefined || Number.isNaN(x)) return "–";
-    const size = Math.abs(x);
-    if (size >= 1e6) return (x / 1e6).toFixed(size >= 1e7 ? 0 : 1).replace(/\.0$/, "") + "M";
-    if (size >= 1e4) return (x / 1e3).toFixed(0) + "k";
-    if (size >= 100) return x.toFixed(0);
-    if (size >= 10) return x.toFixed(1);
-    return x.toFixed(2).replace("-0.00", "0.00");
+  const known = (x) => typeof x === "number" && Number.isFinite(x);
+  const minus = (text) => text.replace(/^-/, "−");
+  // Three significant figures, four from 1,000 on; numbers side by side share their last place, and
+  // those above each other go no further than a third decimal where the largest of them do without.
+  const figures = (...numbers) => inFigures(numbers, 0);
+  function inFigures(numbers, least) {
+    const size = Math.max(least, ...numbers.filter(known).map(Math.abs));
+    const place = size ? Math.floor(Math.log10(size)) - (size >= 1000 ? 3 : 2) : 0;
+    const digits = Math.min(5, Math.max(0, -place)), unit = Math.pow(10, Math.max(0, place));
+    const form = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    return numbers.map((x) => known(x) ? minus((Math.round(x / unit * 10 ** digits) / 10 ** digits * unit + 0).toLocaleString("en", form)) : "–");
   }
-  function axis(x) {
-    const size = Math.abs(x);
-    if (size >= 1e6) return +(x / 1e6).toFixed(2) + "M";
-    if (size >= 1e3) return +(x / 1e3).toFixed(1) + "k";
-    return String(+x.toPrecision(3));
+  // Ticks as they are, all in one unit.
+  function axis(values) {
+    const size = Math.max(0, ...values.map(Math.abs));
+    const [unit, suffix] = size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+    return values.map((v) => v === 0 ? "0" : minus((+(v / unit).toPrecision(9)).toLocaleString("en", { maximumFractionDigits: 12 })) + suffix);
   }
   function plain(value) {
     if (value === null) return "none";
@@ -55,13 +58,41 @@
   // As wide as the card it goes into, so that its letters keep their size.
   const chartWidth = () => Math.max(280, Math.min(1000, window.innerWidth - (window.innerWidth < 672 ? 58 : 102)));
   const label = (name) => name.replace(/_/g, " ");
-  const colour = (index) => `var(--c${index % 7})`;
-  const dash = (index) => ["", "6 4", "2 4"][Math.floor(index / 7) % 3];
-  const indexOf = (name) => study.rows.findIndex((row) => row.name === name);
   const visible = (row) => !hidden.has(row.name);
-  // A single run has no interval.
-  const hasInterval = (e) => e.low !== null;
-  const ends = (e) => (hasInterval(e) ? [e.low, e.high] : [e.value, e.value]);
+  const isRaw = () => study.measure ? study.measure === "raw" : study.envs.some((env) => !known(env.reference));
+  // A single run has no interval, and one that diverged no number.
+  const hasInterval = (e) => known(e.low) && known(e.high);
+  const ends = (e) => (hasInterval(e) ? [e.low, e.high] : [e.value]).filter(known);
+  const hasBand = (c) => Array.isArray(c.low);
+  function span(e, least = 0) {
+    const [, low, high] = inFigures([e.value, e.low, e.high], least);
+    return low.startsWith("−") ? `${low} to ${high}` : `${low} – ${high}`;
+  }
+
+  // --- how a row looks, in legend, chart and table ------------------------------------------
+  const look = (name) => study.looks[name];
+  const hue = (index) => `var(--c${index})`;
+  function colour(name) {
+    const { hue: index, shade } = look(name);
+    if (!shade) return hue(index);
+    const [ground, share] = shade > 0 ? ["var(--ink)", 50 * shade] : ["var(--card)", -35 * shade];
+    return `color-mix(in oklab, ${hue(index)}, ${ground} ${share.toFixed(0)}%)`;
+  }
+  const dash = (name) => ["", "6 4", "9 4 2 4"][look(name).dash];
+  const PLUS = "M-.36-1H.36V-.36H1V.36H.36V1H-.36V.36H-1V-.36H-.36Z";
+  const MARKS = ["M-1,0A1,1 0 1 0 1,0A1,1 0 1 0 -1,0Z", "M-.88-.88H.88V.88H-.88Z", "M0-1.1L1.1.9H-1.1Z",
+    "M0-1.25L1.25 0L0 1.25L-1.25 0Z", "M0 1.1L1.1-.9H-1.1Z", PLUS, PLUS];
+  function mark(name, x, y, size) {
+    const shape = look(name).marker ?? 0;
+    return svg("path", { class: "mark", d: MARKS[shape], fill: colour(name),
+      transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${size})${shape === 6 ? " rotate(45)" : ""}` });
+  }
+  const swatch = (name) => svg("svg", { class: "swatch", viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(name, 0, 0, 5));
+  function sample(name) {
+    return svg("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" },
+      svg("line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: colour(name), "stroke-width": 3, "stroke-dasharray": dash(name) }),
+      look(name).marker === null ? null : mark(name, 11, 5, 4));
+  }
 
   // --- the page ----------------------------------------------------------------------------
   function render() {
@@ -69,7 +100,15 @@
       [study.suite, study.scale && `${study.scale} scale`, study.figure].filter(Boolean).join(" · ");
     const page = document.getElementById("page");
     const parts = [overview(), claims(), curves(), sweep(), scores(), games(), media(), settings(), reproduce()];
-    page.replaceChildren(...parts.flat().filter(Boolean));
+    keeping(() => page.replaceChildren(...parts.flat().filter(Boolean)));
+  }
+  // What is drawn anew stays scrolled and in focus where it was.
+  function keeping(redraw) {
+    const focus = document.activeElement?.dataset?.id;
+    const scrolled = [...document.querySelectorAll(".scroll")].map((node) => node.scrollLeft);
+    redraw();
+    document.querySelectorAll(".scroll").forEach((node, k) => { node.scrollLeft = scrolled[k] || 0; });
+    if (focus) document.querySelector(`[data-id="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
   function section(title, ...content) {
     return [element("h2", {}, title), ...content];
@@ -92,16 +131,26 @@
         ? element("div", { class: "progress", role: "progressbar", "aria-valuenow": Math.round(100 * study.progress) },
             element("i", { style: `width:${(100 * study.progress).toFixed(1)}%` }))
         : null,
+      diverged(),
       study.missing.length
         ? element("div", { class: "missing note" }, study.missing.map((line) => element("div", {}, `Not here: ${line}`)))
         : null,
     ];
   }
+  function diverged() {
+    const told = Array.isArray(study.diverged) ? study.diverged.length : study.diverged;
+    if (told > 0) return element("p", { class: "missing note" },
+      told === 1 ? "1 run diverged; its score is not a number." : `${told} runs diverged; their scores are not numbers.`);
+    const rows = study.rows.filter((row) => [...Object.values(row.envs), ...Object.values(row.aggregates)].some((e) => !known(e.value)));
+    return rows.length && !known(told)
+      ? element("p", { class: "missing note" }, `Not every score is a number: a run diverged in ${rows.map((row) => label(row.name)).join(", ")}.`) : null;
+  }
   function verdict() {
     const count = (name) => study.claims.filter((claim) => claim.verdict === name).length;
     const seen = count("holds"), alike = count("no difference seen"), against = count("reversed") + count("differs");
-    const rest = study.claims.length - seen - alike - against;
-    const best = study.rows.filter((row) => row.aggregates.iqm)
+    const few = count("too few runs"), none = count("not run");
+    const rest = study.claims.length - seen - alike - against - few - none;
+    const best = study.rows.filter((row) => known(row.aggregates.iqm?.value))
       .sort((a, b) => b.aggregates.iqm.value - a.aggregates.iqm.value)[0];
     const lead = best && study.rows.length > 1
       ? [" Highest interquartile mean: ", element("strong", {}, label(best.name)), "."] : [];
@@ -111,29 +160,44 @@
       seen === 1 ? " statements agrees with these runs" : " statements agree with these runs");
     if (against) parts.push(", ", element("strong", {}, String(against)), against === 1 ? " disagrees" : " disagree");
     if (rest) parts.push(", ", element("strong", {}, String(rest)), rest === 1 ? " stays open" : " stay open");
+    if (few) parts.push(", ", element("strong", {}, String(few)), few === 1 ? " has too few runs" : " have too few runs");
+    if (none) parts.push(", ", element("strong", {}, String(none)), none === 1 ? " is not run" : " are not run");
     if (alike) parts.push("; for ", element("strong", {}, String(alike)), " no difference was seen, which contradicts nothing and proves nothing");
-    parts.push(".", ...lead);
+    parts.push(".");
+    if (study.claims.some(provisional)) parts.push(" What is provisional stands on runs that are not all finished.");
+    parts.push(...lead);
     return parts;
   }
 
+  const provisional = (claim) => Boolean(claim.so_far || claim.provisional);
   function claims() {
     if (!study.claims.length) return [];
-    const gaps = study.claims.filter((c) => c.gap);
+    const gaps = study.claims.filter((c) => c.gap && known(c.gap.value));
     const reach = Math.max(0.01, ...gaps.flatMap((c) => ends(c.gap).map(Math.abs)));
+    const bars = gaps.length ? `Bars: difference of mean scores, ${isRaw() ? "in the environment’s own units" : "normalised"}${gaps.some((c) => hasInterval(c.gap)) ? ", with 95% stratified bootstrap intervals" : ""}; the line is no difference. ` : "";
     return section("What the paper says, and what we see",
       element("ul", { class: "claims" }, study.claims.map((claim) =>
         element("li", {},
-          element("span", { class: `badge ${claim.verdict.split(" ")[0]}` }, claim.verdict),
-          element("span", {}, claim.text, claim.improvement
-            ? element("small", {}, `a run of ${label(claim.first)} beats one of ${label(claim.second)} in ${Math.round(100 * claim.improvement.value)}% of pairs${hasInterval(claim.improvement) ? ` (${ends(claim.improvement).map((v) => Math.round(100 * v)).join("–")})` : ""}`) : null),
-          claim.gap ? whisker(claim.gap, -reach, reach, "var(--ink)", true) : element("span"))
+          element("span", { class: "verdict" }, element("span", { class: `badge ${claim.verdict.split(" ")[0]}` }, claim.verdict),
+            provisional(claim) ? element("span", { class: "badge provisional" }, "provisional") : null),
+          element("span", {}, claim.text, improvement(claim)),
+          gaps.includes(claim) ? whisker(claim.gap, -reach, reach, "var(--ink)", true) : element("span"))
       )),
-      element("p", { class: "caption" }, "Bars: difference of mean scores, normalised, with 95% stratified bootstrap intervals; the line is no difference. That rows are alike can be contradicted by few runs, never proved. ", study.remark));
+      element("p", { class: "caption" }, bars, "That rows are alike can be contradicted by few runs, never proved. ", study.remark));
   }
-  function whisker(e, low, high, stroke, zero) {
-    const width = 260, height = 26, pad = 6;
+  function improvement(claim) {
+    const e = claim.improvement, [first, second] = [claim.first, claim.second].map(label);
+    if (!e || !known(e.value)) return null;
+    const share = Math.round(100 * e.value), here = study.envs.length;
+    const said = hasInterval(e) ? `a run of ${first} beats one of ${second} in ${share}% of pairs (${ends(e).map((v) => Math.round(100 * v)).join("–")})`
+      : here > 1 ? `one run of each: that of ${first} scored higher in ${share}% of environments`
+      : `one run of each: that of ${first} scored ${e.value === 0.5 ? "as high as" : e.value > 0.5 ? "higher than" : "lower than"} that of ${second}`;
+    return element("small", {}, said);
+  }
+  function whisker(e, low, high, stroke, zero, width = 260) {
+    const height = 26, pad = 6;
     const x = (v) => pad + (width - 2 * pad) * (Math.min(high, Math.max(low, v)) - low) / (high - low || 1);
-    return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", style: "width:260px;max-width:100%;height:26px", "aria-label": [short(e.value), ...(hasInterval(e) ? [ends(e).map(short).join(" to ")] : [])].join(", ") },
+    return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", style: `width:${width}px;max-width:100%;height:26px`, "aria-label": [figures(e.value, e.low, e.high)[0], ...(hasInterval(e) ? [span(e)] : [])].join(", ") },
       zero ? svg("line", { x1: x(0), x2: x(0), y1: 2, y2: height - 2, class: "axis", style: "stroke:var(--faint)" }) : null,
       hasInterval(e) ? svg("line", { x1: x(e.low), x2: x(e.high), y1: height / 2, y2: height / 2, stroke, "stroke-width": 6, "stroke-linecap": "round", opacity: .28 }) : null,
       svg("ellipse", { cx: x(e.value), cy: height / 2, rx: 4.5, ry: 4.5, fill: stroke }));
@@ -144,58 +208,79 @@
     const envs = study.envs.map((env) => env.name).filter((name) => study.rows.some((row) => row.curves[name]));
     if (!envs.length) return [];
     if (!envs.includes(shownEnv)) shownEnv = envs[0];
-    const card = element("div", { class: "card" });
+    const card = element("div", { class: "card" }), caption = element("p", { class: "caption" });
+    function toggle(names) {
+      const shown = names.some((name) => !hidden.has(name));
+      for (const name of names) if (shown) hidden.add(name); else hidden.delete(name);
+      keeping(draw);
+    }
+    function key(row, text) {
+      return element("button", { class: "key", type: "button", "aria-pressed": String(visible(row)), "aria-label": label(row.name), "data-row": row.name, "data-id": `row ${row.name}`,
+        onclick: () => toggle([row.name]) }, sample(row.name), text);
+    }
+    function keys() {
+      const here = study.rows.filter((row) => row.curves[shownEnv]);
+      const series = study.sweep.flatMap((panel) => Object.entries(panel.series));
+      const lines = series.length < 2 ? [here.map((row) => key(row, label(row.name)))]
+        : series.map(([name, points]) => [
+            element("button", { class: "series", type: "button", "aria-pressed": String(points.some(([, row]) => !hidden.has(row))), "data-id": `series ${name}`,
+              onclick: () => toggle(points.map(([, row]) => row)) }, label(name)),
+            points.map(([at, row]) => [at, here.find((r) => r.name === row)]).filter(([, row]) => row).map(([at, row]) => key(row, swept(at)))]);
+      if (here.length > 7) lines.unshift([
+        element("button", { type: "button", "data-id": "all", onclick: () => { hidden.clear(); keeping(draw); } }, "All"),
+        element("button", { type: "button", "data-id": "none", onclick: () => { for (const row of here) hidden.add(row.name); keeping(draw); } }, "None")]);
+      return lines.map((line) => element("div", { class: lines.length > 2 ? "row tight" : "row", role: "group", "aria-label": "Rows" }, line.flat()));
+    }
     function draw() {
       const tabs = envs.length > 1
         ? element("div", { class: "row", role: "group", "aria-label": "Environment" }, envs.map((name) =>
-            element("button", { class: "tab", type: "button", "aria-pressed": String(name === shownEnv),
-              onclick: () => { shownEnv = name; draw(); } }, name.replace(/^(minatar_|atari:|gym:)/, ""))))
+            element("button", { class: "tab", type: "button", "aria-pressed": String(name === shownEnv), "data-id": `env ${name}`,
+              onclick: () => { shownEnv = name; keeping(draw); } }, name.replace(/^(minatar_|atari:|gym:)/, ""))))
         : null;
-      const keys = element("div", { class: "row", role: "group", "aria-label": "Rows" }, study.rows.map((row, index) =>
-        row.curves[shownEnv]
-          ? element("button", { class: "key", type: "button", "aria-pressed": String(visible(row)), "data-row": row.name,
-              onclick: () => { if (!hidden.delete(row.name)) hidden.add(row.name); draw(); } },
-              svg("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" }, svg("line", { x1: 1, x2: 21, y1: 4, y2: 4, stroke: colour(index), "stroke-width": 3, "stroke-dasharray": dash(index) })),
-              label(row.name))
-          : null));
-      card.replaceChildren(...[tabs, keys, chart(shownEnv)].filter(Boolean));
+      const { box, dotted, banded } = chart(shownEnv);
+      card.replaceChildren(...[tabs, ...keys(), box].filter(Boolean));
+      const facts = study.envs.find((env) => env.name === shownEnv);
+      caption.replaceChildren(facts.self_play ? "Evaluations against a random player" : "Mean return of the newest 100 training episodes",
+        banded ? ", averaged over seeds; bands are 95% bootstrap intervals." : ".",
+        dotted.length ? ` Dotted: ${dotted.map((name) => name === "random" ? "a random player" : `the reference (${name})`).join(" and ")}.` : "");
     }
     draw();
-    return section("Learning curves", card,
-      element("p", { class: "caption" }, "Mean return of the newest 100 training episodes (where agents play themselves: of evaluations against a random player), averaged over seeds; bands are 95% bootstrap intervals. Dotted: a random player and the reference."));
+    return section("Learning curves", card, caption);
+  }
+  // Pieces of a line where there are numbers.
+  function trace(values, point) {
+    return values.map((v, k) => !known(v) ? "" : `${known(values[k - 1]) ? "L" : "M"}${point(v, k)}${known(values[k - 1]) || known(values[k + 1]) ? "" : "h0"}`).join("");
   }
   function chart(env) {
     const box = element("div", { class: "chart" });
     const [width, height] = [chartWidth(), window.innerWidth < 672 ? 270 : 400];
-    const margin = { left: 42, right: 10, top: 12, bottom: 44 };
     const rows = study.rows.filter((row) => visible(row) && row.curves[env]);
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Learning curves on ${env}`, class: rows.length > 7 ? "curves crowded" : "curves" });
     box.append(picture);
-    if (!rows.length) {
-      picture.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "Every row is switched off."));
-      return box;
+    const all = rows.map((row) => row.curves[env]).flatMap((c) => hasBand(c) ? [...c.value, ...c.low, ...c.high] : c.value).filter(known);
+    if (!all.length) {
+      picture.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, rows.length ? "No number to draw." : "Every row is switched off."));
+      return { box, dotted: [], banded: false };
     }
-    const all = rows.flatMap((row) => ends(row.curves[env])).flat();
     const facts = study.envs.find((e) => e.name === env);
     let low = Math.min(...all), high = Math.max(...all);
     const span = high - low || 1;
-    const lines = [];
-    if (facts.random !== null) {
-      for (const [value, name] of [[facts.random, "random"], [facts.reference, facts.who]]) {
-        // A far-away reference would flatten the curves.
-        if (value > low - 0.35 * span && value < high + 0.35 * span) lines.push([value, name]);
-      }
-    }
+    // A far-away reference would flatten the curves.
+    const lines = [[facts.random, "random"], [facts.reference, facts.who]]
+      .filter(([value]) => known(value) && value > low - 0.35 * span && value < high + 0.35 * span);
     for (const [value] of lines) { low = Math.min(low, value); high = Math.max(high, value); }
     const room = 0.04 * (high - low || 1); low -= room; high += room;
     const last = Math.max(...rows.map((row) => row.curves[env].steps.at(-1)));
+    const levels = ticks(low, high, 5), written = axis(levels);
+    const margin = { left: roomFor(written), right: 14, top: 12, bottom: 44 };
     const x = (v) => margin.left + (width - margin.left - margin.right) * v / last;
     const y = (v) => height - margin.bottom - (height - margin.top - margin.bottom) * (v - low) / (high - low);
-    for (const t of ticks(low, high, 5)) picture.append(
+    levels.forEach((t, k) => picture.append(
       svg("line", { x1: margin.left, x2: width - margin.right, y1: y(t), y2: y(t), class: "gridline" }),
-      svg("text", { x: margin.left - 8, y: y(t) + 4, "text-anchor": "end" }, axis(t)));
-    for (const t of ticks(0, last, width < 600 ? 4 : 8)) picture.append(
-      svg("text", { x: x(t), y: height - margin.bottom + 20, "text-anchor": "middle" }, axis(t)));
+      svg("text", { x: margin.left - 8, y: y(t) + 4, "text-anchor": "end" }, written[k])));
+    const steps = ticks(0, last, width < 600 ? 4 : 8);
+    axis(steps).forEach((text, k) => picture.append(
+      svg("text", { x: x(steps[k]), y: height - margin.bottom + 20, "text-anchor": "middle" }, text)));
     picture.append(
       svg("line", { x1: margin.left, x2: width - margin.right, y1: height - margin.bottom, y2: height - margin.bottom, class: "axis" }),
       svg("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, "environment steps"));
@@ -204,23 +289,28 @@
       name === "random"  // at the end away from the curves
         ? svg("text", { x: width - margin.right, y: y(value) - 5, "text-anchor": "end", class: "aside" }, name)
         : svg("text", { x: margin.left + 4, y: y(value) - 5, class: "aside" }, name));
-    for (const row of rows) {
-      const c = row.curves[env], index = indexOf(row.name);
-      if (!hasInterval(c)) continue;
-      const point = (v, k) => `${x(c.steps[k]).toFixed(1)},${y(v).toFixed(1)}`;
-      picture.append(svg("polygon", { class: "band", fill: colour(index),
-        points: [...c.high.map(point), ...c.low.map(point).reverse()].join(" ") }));
+    for (const { name, curves: { [env]: c } } of rows) {
+      if (!hasBand(c)) continue;
+      const corner = (v, k) => `${x(c.steps[k]).toFixed(1)},${y(v).toFixed(1)}`;
+      // Each stretch of numbers is a shape of its own.
+      const stretches = [[]];
+      c.steps.forEach((_, k) => { if (known(c.low[k]) && known(c.high[k])) stretches.at(-1).push(k); else stretches.push([]); });
+      for (const stretch of stretches) if (stretch.length) picture.append(svg("polygon", { class: "band", fill: colour(name),
+        points: [...stretch.map((k) => corner(c.high[k], k)), ...stretch.map((k) => corner(c.low[k], k)).reverse()].join(" ") }));
     }
-    for (const row of rows) {
-      const c = row.curves[env], index = indexOf(row.name);
-      picture.append(svg("polyline", { class: "curve", stroke: colour(index), "stroke-dasharray": dash(index), "data-row": row.name,
-        points: c.value.map((v, k) => `${x(c.steps[k]).toFixed(1)},${y(v).toFixed(1)}`).join(" ") }));
-      // A line through a single point cannot be seen.
-      if (c.steps.length === 1) picture.append(svg("circle", { cx: x(c.steps[0]), cy: y(c.value[0]), r: 4, fill: colour(index) }));
-    }
+    rows.forEach(({ name, curves: { [env]: c } }, index) => {
+      picture.append(svg("path", { class: "curve", stroke: colour(name), "stroke-dasharray": dash(name), "data-row": name,
+        d: trace(c.value, (v, k) => `${x(c.steps[k]).toFixed(1)},${y(v).toFixed(1)}`) }));
+      // A line through a single point cannot be seen; markers of neighbours stand at different steps.
+      const every = Math.max(1, Math.round(c.steps.length / 6));
+      if (c.steps.length === 1 || look(name).marker !== null) c.value.forEach((v, k) => {
+        if (known(v) && (c.steps.length === 1 || (k + index) % every === 0)) picture.append(mark(name, x(c.steps[k]), y(v), 4));
+      });
+    });
     hover(box, picture, rows, env, { x, last, width, height, margin });
-    return box;
+    return { box, dotted: lines.map(([, name]) => name), banded: rows.some((row) => hasBand(row.curves[env])) };
   }
+  const roomFor = (written) => 16 + 6.8 * Math.max(3, ...written.map((text) => text.length));
   function hover(box, picture, rows, env, frame) {
     const { x, last, width, height, margin } = frame;
     const cross = svg("line", { class: "cross", y1: margin.top, y2: height - margin.bottom, visibility: "hidden" });
@@ -237,11 +327,11 @@
         let best = 0;
         c.steps.forEach((s, k) => { if (Math.abs(s - steps) < Math.abs(c.steps[best] - steps)) best = k; });
         return { row, at: c.steps[best], value: c.value[best] };
-      }).sort((a, b) => b.value - a.value);
-      const at = near[0].at;
+      }).sort((a, b) => (b.value ?? -Infinity) - (a.value ?? -Infinity));
+      const at = near[0].at, values = figures(...near.map((n) => n.value));
       cross.setAttribute("x1", x(at)); cross.setAttribute("x2", x(at)); cross.setAttribute("visibility", "visible");
-      tip.replaceChildren(element("b", {}, `${Math.round(at).toLocaleString("en")} steps`), ...near.map((n) =>
-        element("div", {}, element("i", { style: `background:${colour(indexOf(n.row.name))}` }), element("span", {}, label(n.row.name)), element("span", {}, short(n.value)))));
+      tip.replaceChildren(element("b", {}, `${Math.round(at).toLocaleString("en")} steps`), ...near.map((n, k) =>
+        element("div", {}, swatch(n.row.name), element("span", {}, label(n.row.name)), element("span", {}, values[k]))));
       tip.hidden = false;
       const left = (x(at) / scale) + 14;
       const flip = left + tip.offsetWidth > bounds.width;
@@ -256,45 +346,80 @@
   }
 
   // --- a number swept over ------------------------------------------------------------------
+  const swept = (at) => Math.abs(at) >= 1e-6 ? minus(at.toLocaleString("en", { maximumSignificantDigits: 9 })) : minus(String(at));
   function sweep() {
-    const found = study.rows.map((row) => [row, row.name.match(/^(.*)_([0-9.e+-]+)$/)]);
-    if (found.length < 4 || found.some(([, match]) => !match || !(+match[2] > 0))) return [];
-    const series = {};
-    for (const [row, match] of found) if (row.aggregates.iqm) (series[match[1]] ||= []).push({ at: +match[2], ...row.aggregates.iqm });
-    const names = Object.keys(series);
-    if (!names.length) return [];
-    for (const name of names) series[name].sort((a, b) => a.at - b.at);
-    const [width, height] = [chartWidth(), window.innerWidth < 672 ? 250 : 340];
-    const margin = { left: 42, right: 10, top: 12, bottom: 34 };
-    const points = Object.values(series).flat();
-    const from = Math.log10(Math.min(...points.map((p) => p.at))), to = Math.log10(Math.max(...points.map((p) => p.at)));
+    const score = (name) => study.rows.find((row) => row.name === name)?.aggregates.iqm;
+    const panels = study.sweep.map((panel) => ({ ...panel, series: Object.entries(panel.series)
+      .map(([name, points]) => ({ name, points: points.map(([at, row]) => ({ at, row, ...score(row) })).filter((p) => known(p.value)) }))
+      .filter((series) => series.points.length) })).filter((panel) => panel.series.length);
+    if (!panels.length) return [];
+    const points = panels.flatMap((panel) => panel.series.flatMap((series) => series.points));
     let low = Math.min(...points.flatMap(ends)), high = Math.max(...points.flatMap(ends));
     const room = 0.08 * (high - low || 1); low -= room; high += room;
-    const x = (v) => margin.left + 18 + (width - margin.left - margin.right - 36) * (Math.log10(v) - from) / (to - from || 1);
-    const y = (v) => height - margin.bottom - (height - margin.top - margin.bottom) * (v - low) / (high - low);
-    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Score over the swept number", class: "sweep" });
-    for (const t of ticks(low, high, 5)) picture.append(
-      svg("line", { x1: margin.left, x2: width - margin.right, y1: y(t), y2: y(t), class: "gridline" }),
-      svg("text", { x: margin.left - 8, y: y(t) + 4, "text-anchor": "end" }, axis(t)));
-    for (const at of [...new Set(points.map((p) => p.at))]) picture.append(
-      svg("text", { x: x(at), y: height - 10, "text-anchor": "middle" }, axis(at)));
-    names.forEach((name, index) => {
-      const nudge = (index - (names.length - 1) / 2) * 5;
-      picture.append(svg("polyline", { class: "curve", stroke: colour(index), points: series[name].map((p) => `${x(p.at) + nudge},${y(p.value)}`).join(" ") }));
-      for (const p of series[name]) picture.append(
-        svg("line", { x1: x(p.at) + nudge, x2: x(p.at) + nudge, y1: y(ends(p)[0]), y2: y(ends(p)[1]), stroke: colour(index), "stroke-width": 5, "stroke-linecap": "round", opacity: .25 }),
-        svg("circle", { cx: x(p.at) + nudge, cy: y(p.value), r: 4, fill: colour(index) }));
+    const columns = Math.min(panels.length, window.innerWidth >= 960 ? 3 : window.innerWidth >= 672 ? 2 : 1);
+    const width = (chartWidth() - 24 * (columns - 1)) / columns;
+    const named = panels.flatMap((panel) => panel.series).length > 1;
+    const scales = panels.map((panel) => panel.scale);
+    const shape = scales.includes("symlog") ? "; the horizontal axis is logarithmic, with 0 at its left end"
+      : scales.every((scale) => scale === "log") ? "; the horizontal axis is logarithmic" : "";
+    return section("Score over the swept number",
+      element("div", { class: "card panels", style: `grid-template-columns:repeat(${columns},minmax(0,1fr))` }, panels.map((panel) =>
+        element("div", { class: "chart" },
+          named ? element("div", { class: "row" }, panel.series.map((series) =>
+            element("span", { class: "key note" }, svg("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" }, svg("line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: hue(look(series.points[0].row).hue), "stroke-width": 3 })), label(series.name)))) : null,
+          sweepPanel(panel, named, width, low, high)))),
+      element("p", { class: "caption" }, `Interquartile mean of ${isRaw() ? "scores in the environment’s own units" : "normalised scores"}${points.some(hasInterval) ? " with 95% intervals" : ""}${shape}.`));
+  }
+  function sweepPanel(panel, named, width, low, high) {
+    const height = window.innerWidth < 672 || width < 480 ? 250 : 340;
+    const levels = ticks(low, high, 5), written = axis(levels);
+    const margin = { left: roomFor(written), right: 10, top: 12, bottom: 48 };
+    const numbers = [...new Set(panel.series.flatMap((series) => series.points.map((p) => p.at)))].sort((a, b) => a - b);
+    // Logarithmic, 0 has its place a factor of ten below the smallest other number.
+    const least = Math.min(...numbers.filter((at) => at > 0));
+    const along = (at) => panel.scale === "linear" ? at : Math.log10(at > 0 ? at : least / 10);
+    const from = along(numbers[0]), to = along(numbers.at(-1));
+    const inner = width - margin.left - margin.right - 36;
+    const x = (at) => margin.left + 18 + (to > from ? inner * (along(at) - from) / (to - from) : inner / 2);
+    // A label that would touch another goes a line lower, or away.
+    const reached = [-Infinity, -Infinity];
+    const labels = numbers.map((at) => {
+      const text = swept(at), half = 3.5 * text.length, line = reached.findIndex((end) => x(at) - half > end + 5);
+      if (line >= 0) reached[line] = x(at) + half;
+      return { at, text, line };
     });
-    const keys = element("div", { class: "row" }, names.map((name, index) =>
-      element("span", { class: "key note" }, svg("svg", { viewBox: "0 0 22 8" }, svg("line", { x1: 1, x2: 21, y1: 4, y2: 4, stroke: colour(index), "stroke-width": 3 })), label(name))));
-    return section("Score over the swept number", element("div", { class: "card" }, keys, element("div", { class: "chart" }, picture)),
-      element("p", { class: "caption" }, "Interquartile mean of normalised scores with 95% intervals; the horizontal axis is logarithmic."));
+    if (labels.some(({ line }) => line === 1)) margin.bottom += 14;
+    const y = (v) => height - margin.bottom - (height - margin.top - margin.bottom) * (v - low) / (high - low);
+    const title = panel.field || (panel.series.length === 1 ? label(panel.series[0].name) : "number in the row’s name");
+    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Score over ${title}`, class: "sweep" });
+    levels.forEach((t, k) => picture.append(
+      svg("line", { x1: margin.left, x2: width - margin.right, y1: y(t), y2: y(t), class: "gridline" }),
+      svg("text", { x: margin.left - 8, y: y(t) + 4, "text-anchor": "end" }, written[k])));
+    const bottom = height - margin.bottom;
+    picture.append(svg("line", { x1: margin.left, x2: width - margin.right, y1: bottom, y2: bottom, class: "axis" }));
+    for (const { at, text, line } of labels) {
+      picture.append(svg("line", { x1: x(at), x2: x(at), y1: bottom, y2: bottom + 5, class: "axis" }));
+      if (line >= 0) picture.append(svg("text", { class: "at", x: x(at), y: bottom + 18 + 14 * line, "text-anchor": "middle" }, text));
+    }
+    picture.append(svg("text", { class: "number", x: width - margin.right, y: height - 6, "text-anchor": "end" }, title));
+    panel.series.forEach(({ points }, index) => {
+      const nudge = (index - (panel.series.length - 1) / 2) * 5;
+      picture.append(svg("path", { class: "curve", stroke: named ? hue(look(points[0].row).hue) : "var(--faint)",
+        d: points.map((p, k) => `${k ? "L" : "M"}${(x(p.at) + nudge).toFixed(1)},${y(p.value).toFixed(1)}`).join("") }));
+      for (const p of points) {
+        if (hasInterval(p)) picture.append(svg("line", { x1: x(p.at) + nudge, x2: x(p.at) + nudge, y1: y(p.low), y2: y(p.high), stroke: colour(p.row), "stroke-width": 5, "stroke-linecap": "round", opacity: .3 }));
+        picture.append(mark(p.row, x(p.at) + nudge, y(p.value), 4.5));
+      }
+    });
+    return picture;
   }
 
   // --- tables ------------------------------------------------------------------------------
-  function number(e) {
-    if (!e) return ["–"];
-    return [short(e.value), hasInterval(e) ? element("small", {}, ` ${ends(e).map(short).join(" – ")}`) : null];
+  // others: the numbers it stands among.
+  function number(e, others) {
+    if (!e || !known(e.value)) return ["–"];
+    const least = others.some((other) => other && Math.abs(other.value) >= 0.1) ? 0.1 : 0;
+    return [`${inFigures([e.value, e.low, e.high], least)[0]} `, hasInterval(e) ? element("small", {}, span(e, least)) : null];
   }
   function scores() {
     const rows = study.rows.filter((row) => row.aggregates.iqm);
@@ -302,39 +427,54 @@
       const why = study.comparable ? "No row is finished in every environment yet." : "These environments share no measure, so their scores are not averaged.";
       return section("Scores", element("p", { class: "note" }, why));
     }
+    const raw = isRaw(), several = study.envs.length > 1;
     const reach = rows.flatMap((row) => ends(row.aggregates.iqm));
-    const low = Math.min(0, ...reach), high = Math.max(...reach);
+    const low = Math.min(0, ...reach), high = Math.max(0, ...reach);
     const published = study.rows.some((row) => row.published);
     const who = [...new Set(study.envs.map((env) => env.who).filter(Boolean))].join("; ");
     const [episodes, evaluation] = ["the mean of its last 200 training episodes", "its last evaluation, against a random player"];
     const measure = study.envs.every((env) => env.self_play) ? evaluation
       : study.envs.some((env) => env.self_play) ? `${episodes} (for self-play: ${evaluation})` : episodes;
+    const column = (title, kind) => element("th", { class: kind, scope: "col" }, title);
     return section("Scores",
       element("div", { class: "scroll" }, element("table", { id: "scores" },
-        element("thead", {}, element("tr", {}, ["Row", "Runs", "Interquartile mean", "", "Median", "Mean", "Optimality gap"].map((h, k) => element("th", { class: k === 0 || k === 2 ? "text" : null, scope: "col" }, h)), published ? element("th", { class: "text", scope: "col" }, "In the paper, on Atari") : null)),
+        element("thead", {}, element("tr", {}, column("Row", "text"), column(several ? "Runs in all" : "Runs"), column("Interquartile mean"), column("", "bar"),
+          column("Median"), column("Mean"), raw ? null : column("Optimality gap"), published ? column("In the paper, on Atari", "text") : null)),
         element("tbody", {}, study.rows.map((row) => {
-          const a = row.aggregates, tint = colour(indexOf(row.name));
+          const a = row.aggregates, cell = (name) => element("td", {}, ...number(a[name], rows.map((r) => r.aggregates[name])));
           return element("tr", {},
-            element("th", { scope: "row" }, element("span", { class: "swatch", style: `background:${tint}` }), label(row.name)),
+            element("th", { scope: "row" }, swatch(row.name), label(row.name)),
             element("td", {}, String(row.finished)),
-            element("td", { class: "bar" }, a.iqm ? whisker(a.iqm, low, high, tint, low < 0) : ""),
-            element("td", {}, ...number(a.iqm)), element("td", {}, ...number(a.median)),
-            element("td", {}, ...number(a.mean)), element("td", {}, ...number(a.optimality_gap)),
+            cell("iqm"),
+            element("td", { class: "bar" }, known(a.iqm?.value) ? whisker(a.iqm, low, high, colour(row.name), low < 0, 176) : ""),
+            cell("median"), cell("mean"), raw ? null : cell("optimality_gap"),
             published ? element("td", { class: "text" }, row.published || "–") : null);
         })))),
-      element("p", { class: "caption" }, `A run’s score is ${measure}, normalised so that a random player has 0 and the reference 1`,
-        who ? ` (${who})` : "", ". Median: over environments, of the mean over seeds, as in the paper. Small figures are 95% stratified bootstrap intervals."));
+      element("p", { class: "caption" }, `A run’s score is ${measure}, `,
+        raw ? "in the environment’s own units: no reference is known" : `normalised so that a random player has 0 and the reference 1${who ? ` (${who})` : ""}`,
+        several ? ". Runs are counted over all environments. Median: over environments, of the mean over seeds, as in the paper." : ".",
+        rows.some((row) => hasInterval(row.aggregates.iqm)) ? " Small figures are 95% stratified bootstrap intervals." : ""));
   }
+  const breakable = (name) => name.split(/(?<=[_:/])/).flatMap((part, k) => (k ? [element("wbr"), part] : [part]));
   function games() {
     const finished = study.rows.filter((row) => Object.keys(row.envs).length);
     if (!finished.length) return [];
     const printed = Object.keys(study.published).length > 0;
+    const heading = (title) => element("th", { scope: "col" }, title);
+    const side = (...content) => element("th", { scope: "row" }, ...content);
+    const cell = (row, env) => element("td", {}, ...number(row.envs[env.name], finished.map((r) => r.envs[env.name])));
+    // The longer of the two goes down the page.
+    const head = finished.length > 7 && finished.length > study.envs.length
+      ? [heading("Row"), ...study.envs.map((env) => heading(env.name))]
+      : [heading("Environment"), ...finished.map((row) => heading(label(row.name))), printed ? heading("In the paper") : null];
+    const body = finished.length > 7 && finished.length > study.envs.length
+      ? [...finished.map((row) => [side(swatch(row.name), label(row.name)), ...study.envs.map((env) => cell(row, env))]),
+         ...(printed ? [[side("In the paper"), ...study.envs.map((env) => element("td", {}, study.published[env.name] || "–"))]] : [])]
+      : study.envs.map((env) => [side(...breakable(env.name)), ...finished.map((row) => cell(row, env)), printed ? element("td", {}, study.published[env.name] || "–") : null]);
     return [element("h3", {}, "In each environment’s own units"),
-      element("div", { class: "scroll" }, element("table", {},
-        element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Environment"), finished.map((row) => element("th", { scope: "col" }, label(row.name))), printed ? element("th", { scope: "col" }, "In the paper") : null)),
-        element("tbody", {}, study.envs.map((env) => element("tr", {}, element("th", { scope: "row" }, env.name),
-          finished.map((row) => element("td", {}, ...number(row.envs[env.name]))),
-          printed ? element("td", {}, study.published[env.name] || "–") : null)))))];
+      element("div", { class: "scroll" }, element("table", { id: "games" },
+        element("thead", {}, element("tr", {}, head)),
+        element("tbody", {}, body.map((line) => element("tr", {}, line)))))];
   }
 
   function media() {
