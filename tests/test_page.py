@@ -49,7 +49,7 @@ def with_scores(study, *scores, key="catch"):
     study = copy.deepcopy(study)
     for row, (value, low, high) in zip(study["rows"], scores, strict=True):
         estimate = {"value": value, "low": low, "high": high}
-        row["envs"][key] = {"runs": 2, **estimate}
+        row["envs"][key] = {"runs": 1 if low is None else 2, **estimate}
         row["aggregates"] = dict.fromkeys(("iqm", "median", "mean", "optimality_gap"), estimate)
     return study
 
@@ -229,7 +229,7 @@ def test_captions_say_what_is_drawn(show, browser):
     assert "Dotted" not in show(single)
     # Without a reference there is nothing to normalise by, whether or not it is said.
     single["envs"][0].update(random=None, reference=None, who="")
-    for raw in (single, {**single, "measure": "raw"}):
+    for raw in (single, *({**single, "measure": name} for name in ("raw", "raw return"))):
         text = show(raw)
         assert "normalised" not in text and "Optimality gap" not in text
         assert "in the environment’s own units: no reference is known" in text
@@ -262,8 +262,10 @@ def test_a_run_that_diverged_blanks_nothing(show, browser):
     assert "NaN" not in html and "undefined" not in html and "null" not in html
     assert texts(browser, "svg.sweep .at") == ["2", "3"]
     assert "Highest interquartile mean: a 2." in text
-    for told, said in ((1, "1 run diverged"), (["x", "y"], "2 runs diverged")):
+    for told, said in ((1, "1 run diverged: its"), (["x", "y"], "2 runs diverged: their")):
         assert said in show({**study, "diverged": told})
+    study["rows"][2]["diverged"] = 2
+    assert "2 runs diverged (a 3): their" in show({**study, "runs_diverged": 2})
     assert "diverged" not in show({**study_of(["a"]), "diverged": []})
     # Nothing at all to draw.
     for curve in curves:
@@ -285,3 +287,36 @@ def test_what_is_provisional_or_too_little_is_said(show, browser):
         text = show(study_of(["a", "b"], claims))
         assert texts(browser, ".claims .provisional") == ["provisional"]
         assert "What is provisional stands on runs that are not all finished." in text
+
+
+@needs_chromium
+def test_what_has_no_answer_says_why(show, browser):
+    study = study_of(["a", "b"], failures=[{"job": "0", "why": "killed", "log": "jobs/0.log"}])
+    none = {**CLAIM, "gap": None, "improvement": None, "provisional": True}
+    verdicts = ("unfinished", "unfinished", "no score", "not run")
+    study["claims"] = [{**none, "verdict": verdict} for verdict in verdicts]
+    study["rows"][0].update(wanted=5, provisional=True)
+    study["rows"][1].update(wanted=2, counted=1, uncounted=1)
+    text = show(study)
+    said = (
+        "0 of 4 statements agree with these runs, 2 are unfinished, 1 has no score, 1 is not run."
+    )
+    assert said in text
+    # What is not answered is not provisional.
+    assert texts(browser, ".claims .provisional") == [] and "What is provisional" not in text
+    assert texts(browser, "#scores tbody tr td:nth-child(2)") == ["2 of 5", "2"]
+    assert "Rows whose runs are not all finished are provisional." in text
+    assert "Of b, 1 to an environment are counted; 1 more of some are not." in text
+    assert "Failed: 0 (killed; see jobs/0.log)" in text
+
+
+@needs_chromium
+def test_bars_are_told_by_what_they_measure(show):
+    claim = {**CLAIM, "verdict": "holds", "gap": GAP, "improvement": GAP}
+    study = study_of(["a", "b"], [claim])
+    assert "Bars: difference of mean scores, normalised, with 95% stratified" in show(study)
+    text = show({**study, "caveat": "Verdicts are by Welch intervals."})
+    assert "normalised, with 95% intervals; the line is no difference. Verdicts are by W" in text
+    study["claims"][0]["measure"] = "probability of improvement"
+    text = show({**study, "measure": "none"})
+    assert "Bars: the probability that a run of the first beats one of the second, less" in text

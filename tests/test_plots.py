@@ -157,7 +157,11 @@ def test_labels_of_a_sweep_stand_apart(tmp_path, kept):
 
 def test_a_sweep_of_raw_scores_says_so(tmp_path, kept):
     study = fabricated(["a_1", "a_10", "a_100"])
-    for measure, said in (("raw", "score (IQM)"), ("normalised", "normalised score (IQM)")):
+    for measure, said in (
+        ("raw", "score (IQM)"),
+        ("raw return", "score (IQM)"),
+        ("normalised", "normalised score (IQM)"),
+    ):
         plot_sweep({**study, "measure": measure}, tmp_path / "sweep.png")
         assert kept[-1].axes[0].get_ylabel() == said
     # A row that diverged is left out.

@@ -356,7 +356,7 @@ def plot_sweep(study: Mapping[str, Any], output: Path) -> None:
 def _is_raw(study: Mapping[str, Any]) -> bool:
     """Whether scores are in the environment's own units."""
     if "measure" in study:
-        return bool(study["measure"] == "raw")
+        return str(study["measure"]).startswith("raw")
     return any(env["reference"] is None for env in study["envs"])
 
 

@@ -59,7 +59,8 @@
   const chartWidth = () => Math.max(280, Math.min(1000, window.innerWidth - (window.innerWidth < 672 ? 58 : 102)));
   const label = (name) => name.replace(/_/g, " ");
   const visible = (row) => !hidden.has(row.name);
-  const isRaw = () => study.measure ? study.measure === "raw" : study.envs.some((env) => !known(env.reference));
+  // In the environment's own units, such as "raw return".
+  const isRaw = () => study.measure ? study.measure.startsWith("raw") : study.envs.some((env) => !known(env.reference));
   // A single run has no interval, and one that diverged no number.
   const hasInterval = (e) => known(e.low) && known(e.high);
   const ends = (e) => (hasInterval(e) ? [e.low, e.high] : [e.value]).filter(known);
@@ -131,25 +132,30 @@
         ? element("div", { class: "progress", role: "progressbar", "aria-valuenow": Math.round(100 * study.progress) },
             element("i", { style: `width:${(100 * study.progress).toFixed(1)}%` }))
         : null,
-      diverged(),
-      study.missing.length
-        ? element("div", { class: "missing note" }, study.missing.map((line) => element("div", {}, `Not here: ${line}`)))
-        : null,
+      troubles(),
     ];
   }
-  function diverged() {
-    const told = Array.isArray(study.diverged) ? study.diverged.length : study.diverged;
-    if (told > 0) return element("p", { class: "missing note" },
-      told === 1 ? "1 run diverged; its score is not a number." : `${told} runs diverged; their scores are not numbers.`);
-    const rows = study.rows.filter((row) => [...Object.values(row.envs), ...Object.values(row.aggregates)].some((e) => !known(e.value)));
-    return rows.length && !known(told)
-      ? element("p", { class: "missing note" }, `Not every score is a number: a run diverged in ${rows.map((row) => label(row.name)).join(", ")}.`) : null;
+  function troubles() {
+    const rows = study.rows.filter((row) => row.diverged);
+    const told = [study.runs_diverged, study.diverged].map((x) => (Array.isArray(x) ? x.length : x)).find(known);
+    const lines = [];
+    if (told > 0) lines.push(`${told === 1 ? "1 run" : `${told} runs`} diverged${rows.length ? ` (${rows.map((row) => label(row.name)).join(", ")})` : ""}: ${told === 1 ? "its returns are" : "their returns are"} not finite, and no score.`);
+    else if (told === undefined) {
+      const lost = study.rows.filter((row) => [...Object.values(row.envs), ...Object.values(row.aggregates)].some((e) => !known(e.value)));
+      if (lost.length) lines.push(`Not every score is a number: a run diverged in ${lost.map((row) => label(row.name)).join(", ")}.`);
+    }
+    for (const failure of study.failures || []) lines.push(`Failed: ${failure.job} (${failure.why}; see ${failure.log})`);
+    lines.push(...study.missing.map((line) => `Not here: ${line}`));
+    return lines.length ? element("div", { class: "missing note" }, lines.map((line) => element("div", {}, line))) : null;
   }
   function verdict() {
     const count = (name) => study.claims.filter((claim) => claim.verdict === name).length;
     const seen = count("holds"), alike = count("no difference seen"), against = count("reversed") + count("differs");
-    const few = count("too few runs"), none = count("not run");
-    const rest = study.claims.length - seen - alike - against - few - none;
+    // What is no answer yet, each apart.
+    const without = [["too few runs", "has too few runs", "have too few runs"], ["unfinished", "is unfinished", "are unfinished"],
+      ["no score", "has no score", "have no score"], ["not run", "is not run", "are not run"]]
+      .map(([name, one, more]) => [count(name), one, more]).filter(([number]) => number);
+    const rest = study.claims.length - seen - alike - against - without.reduce((sum, [number]) => sum + number, 0);
     const best = study.rows.filter((row) => known(row.aggregates.iqm?.value))
       .sort((a, b) => b.aggregates.iqm.value - a.aggregates.iqm.value)[0];
     const lead = best && study.rows.length > 1
@@ -160,8 +166,7 @@
       seen === 1 ? " statements agrees with these runs" : " statements agree with these runs");
     if (against) parts.push(", ", element("strong", {}, String(against)), against === 1 ? " disagrees" : " disagree");
     if (rest) parts.push(", ", element("strong", {}, String(rest)), rest === 1 ? " stays open" : " stay open");
-    if (few) parts.push(", ", element("strong", {}, String(few)), few === 1 ? " has too few runs" : " have too few runs");
-    if (none) parts.push(", ", element("strong", {}, String(none)), none === 1 ? " is not run" : " are not run");
+    for (const [number, one, more] of without) parts.push(", ", element("strong", {}, String(number)), ` ${number === 1 ? one : more}`);
     if (alike) parts.push("; for ", element("strong", {}, String(alike)), " no difference was seen, which contradicts nothing and proves nothing");
     parts.push(".");
     if (study.claims.some(provisional)) parts.push(" What is provisional stands on runs that are not all finished.");
@@ -169,12 +174,17 @@
     return parts;
   }
 
-  const provisional = (claim) => Boolean(claim.so_far || claim.provisional);
+  // Where there is no answer, none can change.
+  const provisional = (claim) => Boolean((claim.so_far || claim.provisional) && claim.gap);
   function claims() {
     if (!study.claims.length) return [];
     const gaps = study.claims.filter((c) => c.gap && known(c.gap.value));
     const reach = Math.max(0.01, ...gaps.flatMap((c) => ends(c.gap).map(Math.abs)));
-    const bars = gaps.length ? `Bars: difference of mean scores, ${isRaw() ? "in the environment’s own units" : "normalised"}${gaps.some((c) => hasInterval(c.gap)) ? ", with 95% stratified bootstrap intervals" : ""}; the line is no difference. ` : "";
+    const measured = gaps.some((c) => c.measure === "probability of improvement")
+      ? "the probability that a run of the first beats one of the second, less a half"
+      : `difference of mean scores, ${isRaw() ? "in the environment’s own units" : "normalised"}`;
+    const intervals = !gaps.some((c) => hasInterval(c.gap)) ? "" : study.caveat ? ", with 95% intervals" : ", with 95% stratified bootstrap intervals";
+    const bars = gaps.length ? `Bars: ${measured}${intervals}; the line is no difference. ` : "";
     return section("What the paper says, and what we see",
       element("ul", { class: "claims" }, study.claims.map((claim) =>
         element("li", {},
@@ -183,14 +193,18 @@
           element("span", {}, claim.text, improvement(claim)),
           gaps.includes(claim) ? whisker(claim.gap, -reach, reach, "var(--ink)", true) : element("span"))
       )),
-      element("p", { class: "caption" }, bars, "That rows are alike can be contradicted by few runs, never proved. ", study.remark));
+      element("p", { class: "caption" }, bars, study.caveat ? `${study.caveat} ` : "", "That rows are alike can be contradicted by few runs, never proved. ", study.remark));
   }
   function improvement(claim) {
     const e = claim.improvement, [first, second] = [claim.first, claim.second].map(label);
     if (!e || !known(e.value)) return null;
-    const share = Math.round(100 * e.value), here = study.envs.length;
-    const said = hasInterval(e) ? `a run of ${first} beats one of ${second} in ${share}% of pairs (${ends(e).map((v) => Math.round(100 * v)).join("–")})`
-      : here > 1 ? `one run of each: that of ${first} scored higher in ${share}% of environments`
+    const share = `${Math.round(100 * e.value)}%`, here = study.envs.length;
+    const single = [claim.first, claim.second].every((name) => {
+      const row = study.rows.find((r) => r.name === name);
+      return row && Object.values(row.envs).every((env) => env.runs === 1);
+    });
+    const said = !single ? `a run of ${first} beats one of ${second} in ${share} of pairs${hasInterval(e) ? ` (${ends(e).map((v) => Math.round(100 * v)).join("–")})` : ""}`
+      : here > 1 ? `one run of each: that of ${first} scored higher in ${share} of environments`
       : `one run of each: that of ${first} scored ${e.value === 0.5 ? "as high as" : e.value > 0.5 ? "higher than" : "lower than"} that of ${second}`;
     return element("small", {}, said);
   }
@@ -444,7 +458,7 @@
           const a = row.aggregates, cell = (name) => element("td", {}, ...number(a[name], rows.map((r) => r.aggregates[name])));
           return element("tr", {},
             element("th", { scope: "row" }, swatch(row.name), label(row.name)),
-            element("td", {}, String(row.finished)),
+            element("td", {}, row.wanted > row.finished ? `${row.finished} of ${row.wanted}` : String(row.finished)),
             cell("iqm"),
             element("td", { class: "bar" }, known(a.iqm?.value) ? whisker(a.iqm, low, high, colour(row.name), low < 0, 176) : ""),
             cell("median"), cell("mean"), raw ? null : cell("optimality_gap"),
@@ -453,7 +467,9 @@
       element("p", { class: "caption" }, `A run’s score is ${measure}, `,
         raw ? "in the environment’s own units: no reference is known" : `normalised so that a random player has 0 and the reference 1${who ? ` (${who})` : ""}`,
         several ? ". Runs are counted over all environments. Median: over environments, of the mean over seeds, as in the paper." : ".",
-        rows.some((row) => hasInterval(row.aggregates.iqm)) ? " Small figures are 95% stratified bootstrap intervals." : ""));
+        rows.some((row) => hasInterval(row.aggregates.iqm)) ? " Small figures are 95% stratified bootstrap intervals." : "",
+        rows.some((row) => row.provisional) ? " Rows whose runs are not all finished are provisional." : "",
+        rows.filter((row) => row.uncounted).map((row) => ` Of ${label(row.name)}, ${row.counted} to an environment are counted; ${row.uncounted} more of some are not.`).join("")));
   }
   const breakable = (name) => name.split(/(?<=[_:/])/).flatMap((part, k) => (k ? [element("wbr"), part] : [part]));
   function games() {
