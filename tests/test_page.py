@@ -90,14 +90,15 @@ def test_what_the_script_reads_is_json():
 
 
 @needs_chromium
-def test_every_row_of_many_has_its_own_look(show, browser):
-    show(study_of(TUNING))
+@pytest.mark.parametrize("names", [TUNING, [f"row {k}" for k in range(25)]], ids=["swept", "plain"])
+def test_every_row_of_many_has_its_own_look(names, show, browser):
+    show(study_of(names))
     assert browser.run("document.querySelectorAll('.curve[data-row]').length") == 25
     for look in (".key[data-row] svg", "#scores .swatch", "#games .swatch"):
         drawn = browser.run(f"[...document.querySelectorAll('{look}')].map(x => x.innerHTML)")
         assert len(drawn) == len(set(drawn)) == 25
     # A row's colour is the same in the legend, the chart and the table.
-    for name in ("pg_0.0003", "muesli_1"):
+    for name in (names[0], names[-1]):
         row = f"[data-row='{name}']"
         cell = f"th => th.textContent === '{name.replace('_', ' ')}'"
         head = f"[...document.querySelectorAll('#scores th')].find({cell})"

@@ -16,7 +16,8 @@ from muesli.metrics import read_jsonl
 
 # Okabe and Ito's colours, told apart by everyone.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# The circle last: a row without a marker is one where no line is drawn.
+MARKERS = ("s", "^", "D", "v", "P", "X", "o")
 LEGEND_INSIDE = 4
 """Names that a legend within a picture of single runs has room for."""
 DASHES = ("-", (0, (6, 3)), (0, (9, 3, 2, 3)))
@@ -113,14 +114,14 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
         return {
             name: Look(hue, 2.0 * k / max(1, len(family) - 1) - 1.0, k % marks, k // marks)
             if len(family) > 1
-            else Look(hue, 0.0, 0, 0)
+            else Look(hue, 0.0, None, 0)
             for hue, family in enumerate(families.values())
             for k, name in enumerate(family)
         }
-    # Every hue plain, then with each of the markers, then dashed.
+    # Every hue plain, then with each of the markers but the circle, then dashed.
     found = {}
     for k, name in enumerate(names):
-        dash, marker = divmod(k // hues, marks + 1)
+        dash, marker = divmod(k // hues, marks)
         found[name] = Look(k % hues, 0.0, marker - 1 if marker else None, dash % len(DASHES))
     return found
 

@@ -81,12 +81,12 @@
   }
   const dash = (name) => ["", "6 4", "9 4 2 4"][look(name).dash];
   const PLUS = "M-.36-1H.36V-.36H1V.36H.36V1H-.36V.36H-1V-.36H-.36Z";
-  const MARKS = ["M-1,0A1,1 0 1 0 1,0A1,1 0 1 0 -1,0Z", "M-.88-.88H.88V.88H-.88Z", "M0-1.1L1.1.9H-1.1Z",
-    "M0-1.25L1.25 0L0 1.25L-1.25 0Z", "M0 1.1L1.1-.9H-1.1Z", PLUS, PLUS];
+  const MARKS = ["M-.88-.88H.88V.88H-.88Z", "M0-1.1L1.1.9H-1.1Z", "M0-1.25L1.25 0L0 1.25L-1.25 0Z", "M0 1.1L1.1-.9H-1.1Z",
+    PLUS, PLUS, "M-1,0A1,1 0 1 0 1,0A1,1 0 1 0 -1,0Z"];
   function mark(name, x, y, size) {
-    const shape = look(name).marker ?? 0;
+    const shape = look(name).marker ?? 6;
     return svg("path", { class: "mark", d: MARKS[shape], fill: colour(name),
-      transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${size})${shape === 6 ? " rotate(45)" : ""}` });
+      transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${size})${shape === 5 ? " rotate(45)" : ""}` });
   }
   const swatch = (name) => svg("svg", { class: "swatch", viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(name, 0, 0, 5));
   function sample(name) {
