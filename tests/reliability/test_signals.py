@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from muesli.runners import signals
+
 from .conftest import RUNNERS, TINY, checkpoints, final_state, until
 
 LONG = ["--total-env-steps", "2000000", "--log.checkpoint-every-steps", "0"]
@@ -57,12 +59,48 @@ def test_a_signal_while_it_starts_leaves_the_directory_free(launcher, tmp_path):
     assert not (run_dir / "config.json").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_twice_at_once_saves(launcher, tmp_path, number):
+    # As `timeout` does it: the process, and then its group.
+    run_dir = tmp_path / "run"
+    process = launcher.start("train", "catch", *TINY, *LONG, "--run-dir", run_dir)
+    until(lambda: rows(run_dir), process)
+    process.send(number)
+    time.sleep(0.005)
+    process.send(number)
+    assert process.wait() == 128 + number
+    assert "left at once" not in process.text() and "muesli resume" in process.text()
+    assert checkpoints(run_dir)
+
+
 def test_the_first_signal_saves_and_the_second_leaves_at_once(launcher, tmp_path):
     run_dir = tmp_path / "run"
     process = launcher.start("train", "catch", *TINY, *LONG, "--run-dir", run_dir)
     until(lambda: rows(run_dir), process)
     process.send(signal.SIGINT)
     until(lambda: "saving, then leaving" in process.text(), process)
-    process.send(signal.SIGINT)
-    assert process.wait() == 130
-    assert "muesli resume" in process.text() or "left at once" in process.text()
+    process.send(signal.SIGTERM)
+    code = process.wait()
+    assert code == (130 if "muesli resume" in process.text() else 143), process.text()
+
+
+def test_the_same_signal_is_a_second_one_after_a_second(monkeypatch):
+    class Left(Exception):
+        pass
+
+    def leave(code):
+        raise Left(code)
+
+    now = [0.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(signals.os, "_exit", leave)
+    watching = signals.Signals()
+    for now[0] in (5.0, 5.01, 5.9):
+        watching._receive(signal.SIGINT)
+    assert watching.received == signal.SIGINT
+    now[0] = 6.1
+    with pytest.raises(Left, match="130"):
+        watching._receive(signal.SIGINT)
+    now[0] = 5.1
+    with pytest.raises(Left, match="143"):  # another one was meant
+        watching._receive(signal.SIGTERM)

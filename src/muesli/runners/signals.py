@@ -1,5 +1,7 @@
 """SIGINT and SIGTERM: the first asks a run to save and stop, the second ends the process at once.
 
+What comes twice within a second was sent once: launchers signal a process and then its group.
+
 Python runs a signal's handler between two steps of its main thread, which may sit in a compiler or
 in a device's program for minutes. So a thread of its own watches for signals.
 """
@@ -10,10 +12,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+# The same signal again within so many seconds is the first one still.
+_ONE_SIGNAL_SECONDS = 1.0
 
 
 class Signals:
@@ -29,6 +34,7 @@ class Signals:
         self.running = running
         self.leave: Callable[[], None] = lambda: None
         self.undivided = threading.Lock()
+        self._received_at = 0.0
         self._previous: dict[int, Any] = {}
         self._previous_wakeup = -1
         self._pipe: tuple[int, int] | None = None
@@ -53,13 +59,16 @@ class Signals:
                 self._receive(number)
 
     def _receive(self, number: int) -> None:
+        now = time.monotonic()
+        if number == self.received and now - self._received_at < _ONE_SIGNAL_SECONDS:
+            return
         if self.received is not None:
             self._exit(number, "left at once; what was saved before is intact")
-        self.received = number
+        self.received, self._received_at = number, now
         if not self.running:
             self._exit(number, "interrupted before there was anything to save")
         name = signal.Signals(number).name
-        _say(f"muesli: {name}: saving, then leaving; once more leaves at once")
+        _say(f"muesli: {name}: saving, then leaving; once more after a second leaves at once")
 
     def _exit(self, number: int, why: str) -> None:
         try:
