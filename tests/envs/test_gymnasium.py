@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from muesli import envs
-from muesli.config import ConfigError
+from muesli.config import ConfigError, EnvConfig
 from muesli.envs.base import EnvError, slot_seeds
 from muesli.types import EnvSpec, StepType
 
@@ -243,19 +243,115 @@ gymnasium.register("Odd-v3", "odd_environments:Odd", max_episode_steps=5)
 
 
 @pytest.fixture
-def odd(tmp_path, monkeypatch):
-    """A module that registers an environment when it is imported."""
+def odd_file(tmp_path):
+    """The directory of a module that registers an environment when it is imported."""
     (tmp_path / "odd_environments.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "odd_environments:Odd-v3"
+    yield tmp_path
     sys.modules.pop("odd_environments", None)
     gymnasium.registry.pop("Odd-v3", None)
+
+
+@pytest.fixture
+def odd(odd_file, monkeypatch):
+    monkeypatch.syspath_prepend(odd_file)
+    return "odd_environments:Odd-v3"
 
 
 def test_a_module_is_imported_for_its_environments(odd):
     for name in (odd, f"gym:{odd}"):
         step_types, *_ = kinds(envs.make(name).make(range(1), 0), 5)
         assert step_types == [FIRST, *[MID] * 4, LAST]
+
+
+def test_the_directory_one_is_in_is_looked_in_last(odd_file, monkeypatch):
+    """As the console script has it: its own directory on the path, and not the current one."""
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(odd_file))])
+    monkeypatch.chdir(odd_file)
+    (odd_file / "gymnasium.py").write_text("raise ImportError")
+    config = EnvConfig(num_envs=1, processes=1)
+    env = envs.make("odd_environments:Odd-v3", config).make(range(1), 0)
+    assert env.reset().step_type == FIRST  # the worker has found it too
+    env.close()
+    assert sys.path[-1] == "" and sys.path.count("") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all' (odd_"),
+        ("\nx = missing", "NameError: name 'missing' is not defined (odd_environments.py:2)"),
+        ("x = (", "SyntaxError: '(' was never closed (odd_environments.py, line 1) (odd_env"),
+        ("raise SystemExit(3)", "SystemExit: 3 (odd_environments.py:1)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(odd_file, monkeypatch, text, message):
+    (odd_file / "odd_environments.py").write_text(text)
+    monkeypatch.syspath_prepend(odd_file)
+    with pytest.raises(ConfigError) as caught:
+        envs.make("odd_environments:Odd-v3")
+    assert f"importing odd_environments raised {message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("gym:CartPole", "gym:CartPole-v1"),
+        ("gym:FrozenLake-v1", "gym:FrozenLake-v1"),
+        ("gym:FrozenLake?is_slippery=False", "gym:FrozenLake-v1?is_slippery=False"),
+        ("envs.misshapen:Hanging", "envs.misshapen:Hanging-v0"),
+        ("gym:envs.misshapen:Hanging", "gym:envs.misshapen:Hanging-v0"),
+        ("atari:pong", "atari:pong"),
+        ("catch", "catch"),
+    ],
+)
+def test_a_name_without_a_version_is_that_of_the_newest(name, full):
+    assert envs.with_version(name) == full
+    assert envs.make(name).spec == envs.make(full).spec  # and nobody is warned
+
+
+def test_arguments_stand_behind_a_question_mark():
+    assert envs.make("gym:FrozenLake-v1?map_name='8x8'").spec.observation_shape == (64,)
+    made = envs.make("gym:FrozenLake-v1?is_slippery=False, max_episode_steps=3")
+    env = made.make(range(1), 0)
+    timesteps = [env.reset(), *(env.step(np.array([a], np.int32)) for a in (2, 2, 0))]
+    env.close()
+    assert [int(t.observation[0].argmax()) for t in timesteps] == [0, 1, 2, 1]
+    assert timesteps[-1].step_type == LAST and timesteps[-1].discount == 1.0
+    envs.check(made, steps=20)
+    assert made.film is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "is_slippery", "is_slippery=no", "3", "**{'a': 3}", "a=1)(b=2", "a=f()", "a=1,a=2"]
+)
+def test_arguments_that_python_does_not_read_are_named(text):
+    with pytest.raises(ConfigError, match=r"behind its question mark, e.g. gym:FrozenLake-v1\?is_"):
+        envs.make(f"gym:FrozenLake-v1?{text}")
+
+
+def test_an_argument_that_is_not_taken_is_named():
+    with pytest.raises(ConfigError, match="cannot be made: TypeError: .*'slippery'"):
+        envs.make("gym:FrozenLake-v1?slippery=False")
+
+
+@pytest.mark.parametrize("shape", [(3, 84, 80), (4, 84, 80)])
+def test_channels_that_come_first_are_put_last(scripted, shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    given = space.sample()
+    name = scripted(lambda env, action: (given, 0.0, False, False), observation_space=space)
+    found = observed(name, range(2))
+    assert found.shape == (84, 80, shape[0]) and found.flags.c_contiguous
+    assert (found == given.transpose(1, 2, 0)).all()
+    picture = envs.make(name).render(found)
+    assert picture.shape == (84, 80, 3)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 3), (3, 8, 8), (84, 84, 16), (16, 84, 16)])
+def test_channels_stay_where_they_may_be_last(scripted, shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    name = scripted(lambda env, action: (space.low, 0.0, False, False), observation_space=space)
+    assert envs.make(name).spec.observation_shape == shape
 
 
 @pytest.mark.parametrize(
@@ -278,9 +374,21 @@ def test_a_space_that_is_not_supported_is_named(scripted, observation_space, act
     ("name", "message"),
     [
         ("gym:CartPol-v1", "env.name: Gymnasium has no environment 'CartPol-v1'; .*CartPole-v1"),
-        ("gym:CartPole-v77", "did you mean CartPole-v1"),
+        ("gym:CartPole-v77", "did you mean gym:CartPole-v1"),
         ("no_such_module:Thing-v0", "env.name: 'no_such_module:Thing-v0' cannot be made: No mod"),
         ("gym:not an id", "env.name: 'not an id' cannot be made: Malformed"),
+        (":", "env.name: ':' names no module; module:EnvId imports a module as Python does"),
+        ("../x:Foo", "env.name: '../x:Foo' names no module"),
+        ("gym:", "env.name: '' cannot be made: Malformed"),
+        ("GYM:CartPole-v1", "No module named 'GYM'; did you mean gym:CartPole-v1?"),
+        ("ATARI:pong", "No module named 'ATARI'; did you mean atari:pong?"),
+        ("gym:ALE/Pong-v55", "has no environment 'ALE/Pong-v55'; did you mean atari:pong?"),
+        ("ALE/MsPacman-v5", "no environment 'ALE/MsPacman-v5'; did you mean atari:ms_pacman?"),
+        ("UpNDownNoFrameskip-v4", "did you mean atari:up_n_down?"),
+        ("CartPole-v1", "no environment 'CartPole-v1'; did you mean gym:CartPole-v1?"),
+        ("CartPole", "did you mean gym:CartPole-v1?"),
+        ("CartPol-v1", "did you mean gym:CartPole-v1"),
+        ("envs.misshapen:MisshapenNam-v0", "did you mean envs.misshapen:MisshapenNan-v0"),
         ("catsh", "env.name: this version has no environment 'catsh'; did you mean catch"),
     ],
 )

@@ -6,22 +6,18 @@ import itertools
 import gymnasium
 import numpy as np
 import pytest
-from envs.misshapen import BROKEN, Misshapen, Walk, make_walk
+from envs.misshapen import BROKEN, SOUND, UNFIT, Late, Misshapen, Walk, identifier, make_walk
 from gymnasium import spaces
 
 import muesli
 from muesli import envs, presets
 from muesli.cli.main import main
 from muesli.config import ConfigError
-from muesli.envs import EnvError
+from muesli.envs import EnvError, trial
 from muesli.envs.base import HostEnvs
 from muesli.envs.gymnasium import from_gymnasium
 
 replace = dataclasses.replace
-
-
-def identifier(how):
-    return f"Misshapen{''.join(word.capitalize() for word in how.split('_'))}-v0"
 
 
 @pytest.mark.parametrize("how", BROKEN)
@@ -39,6 +35,109 @@ def test_train_names_what_is_wrong_in_one_line_with_exit_code_2(how, capsys, tmp
     assert BROKEN[how] in said.err and said.err.count("\n") == 1
     assert said.err.startswith("muesli train: env.name: ")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_what_cannot_be_used_at_all_is_one_line(how, capsys, tmp_path):
+    name = f"envs.misshapen:{identifier(how)}"
+    with pytest.raises(ConfigError) as caught:
+        envs.make(name)
+    assert UNFIT[how] in str(caught.value) and "\n" not in str(caught.value)
+    assert main(["train", name, "--run-dir", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"muesli train: {caught.value}\n"
+
+
+@pytest.mark.parametrize("how", SOUND)
+def test_what_is_odd_is_no_reason_to_refuse_it(how):
+    envs.check(f"envs.misshapen:{identifier(how)}", steps=10)
+
+
+def test_ones_own_maker_that_raises_is_one_line(monkeypatch, capsys, tmp_path):
+    def make():
+        raise RuntimeError("no serial\nport")
+
+    monkeypatch.setitem(envs.ENVS, "mine", make)
+    arguments = ["train", "catch", "--env.name", "mine", "--run-dir", str(tmp_path / "run")]
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "'mine' cannot be made: RuntimeError: no serial port (test_users_env" in said
+    assert said.count("\n") == 1
+
+
+def test_who_does_not_answer_in_the_trial_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(trial, "_QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(trial, "_LOOK_SECONDS", 0.02)
+    made = envs.make("envs.misshapen:Hanging-v0")
+    with pytest.raises(EnvError, match=r"step 0 has not answered for 0.2 s \(actors.step_timeout"):
+        made.trial(20, 0.2)
+    said = capsys.readouterr().err
+    assert said == (
+        "muesli: envs.misshapen:Hanging-v0: step 0 has not answered for 0.05 s; "
+        "it is waited for 0.2 s\n"
+    )
+
+
+PICTURE = np.full((8, 8, 3), 3, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "fine", "late", "message"),
+    [
+        (
+            spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            PICTURE,
+            np.full((8, 8, 3), 300),
+            "the observation is int64, its space says uint8",
+        ),
+        (
+            spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            PICTURE,
+            PICTURE.reshape(3, 8, 8),
+            "the observation has shape [3, 8, 8], its space says [8, 8, 3]",
+        ),
+        (
+            spaces.Box(-1, 1, (4,), np.float32),
+            np.zeros(4, np.float32),
+            np.zeros((2, 2), np.float32),
+            "the observation has shape [2, 2], its space says [4]",
+        ),
+        (
+            spaces.Dict({"eye": spaces.Box(0, 255, (2,), np.uint8)}),
+            {"eye": np.zeros(2, np.uint8)},
+            {"eye": np.array([0, 300])},
+            "the observation['eye'] is int64, its space says uint8",
+        ),
+        (spaces.Discrete(3), 1, -1, "the observation is -1, which is not in Discrete(3)"),
+        (
+            spaces.Box(-np.inf, np.inf, (1,), np.float64),
+            np.zeros(1),
+            np.full(1, 1e300),
+            "the observation holds a number that is not finite",
+        ),
+    ],
+)
+def test_what_goes_wrong_after_the_trial_is_named_with_its_slot(space, fine, late, message):
+    made = iter(range(100))
+    # The example, and then slots 6 and 7, of which the second goes wrong.
+    envs_of = from_gymnasium(
+        lambda: Late(space, fine, late, 30 if next(made) == 2 else 10_000), "mine"
+    )
+    env = envs_of.make(range(6, 8), 0)
+    env.reset()
+    for _ in range(30):
+        env.step(np.zeros(2, np.int32))
+    with pytest.raises(EnvError) as caught:
+        env.step(np.zeros(2, np.int32))
+    assert str(caught.value) == f"mine, slot 7: {message}"
+
+
+def test_copies_may_answer_in_different_dtypes_that_each_convert():
+    space, made = spaces.Box(0, 9, (2,), np.float32), iter(range(100))
+    kinds = [np.int16, np.int16, np.uint16]
+    envs_of = from_gymnasium(lambda: Late(space, np.ones(2, kinds[next(made)]), None))
+    env = envs_of.make(range(2), 0)
+    assert env.reset().observation.tolist() == [[1.0, 1.0]] * 2
+    env.close()
 
 
 def test_unbounded_actions_are_refused_in_one_line(capsys, tmp_path):

@@ -68,6 +68,15 @@ def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
     return env
 
 
+def with_version(name: str) -> str:
+    """The name that a run keeps: where Gymnasium's newest version is asked for, with its number."""
+    if ":" not in name or name in ENVS or name.startswith("atari:"):
+        return name
+    from muesli.envs.naming import with_version
+
+    return with_version(name)
+
+
 def _make(name: str, config: EnvConfig) -> JaxEnv | HostEnvs:
     size = go_size(name)
     if size is not None:
@@ -84,20 +93,23 @@ def _make(name: str, config: EnvConfig) -> JaxEnv | HostEnvs:
         from muesli.envs.gymnasium import gym_env
 
         return gym_env(rest if family == "gym" else name)
-    close = difflib.get_close_matches(name, ENVS, n=3, cutoff=0.4)
+    from muesli.envs.naming import other_names
+
+    close = other_names(name) or difflib.get_close_matches(name, ENVS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ENVS)}"
     raise ConfigError(f"env.name: this version has no environment '{name}'; {hint}")
 
 
 def _made(maker: Callable[[], Any], name: str) -> JaxEnv | HostEnvs:
     """What a maker makes, as one of ours."""
-    env = maker()
+    from muesli.envs.gymnasium import from_gymnasium, made_by
+    from muesli.envs.trial import shut
+
+    env = made_by(maker, name)
     if isinstance(env, JaxEnv | HostEnvs):
         return env
     if hasattr(env, "observation_space") and hasattr(env, "action_space"):
-        from muesli.envs.gymnasium import from_gymnasium
-
-        env.close()
+        shut(env)
         return from_gymnasium(maker, name)
     raise ConfigError(
         f"env.name: what makes '{name}' must return a JaxEnv, a HostEnvs or a Gymnasium "
@@ -120,4 +132,14 @@ def check(
     check_env(env, steps, seed)
 
 
-__all__ = ["ENVS", "HostEnv", "HostEnvs", "JaxEnv", "EnvError", "check", "make", "register"]
+__all__ = [
+    "ENVS",
+    "EnvError",
+    "HostEnv",
+    "HostEnvs",
+    "JaxEnv",
+    "check",
+    "make",
+    "register",
+    "with_version",
+]

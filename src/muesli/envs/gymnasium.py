@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +18,10 @@ from muesli.envs.base import (
     refuse_not_finite,
     slot_seeds,
 )
-from muesli.envs.trial import try_out
+from muesli.envs.naming import GymName, import_gymnasium, resolve, similar
+from muesli.envs.spaces import Act, Observe, acting, describe, observing, spaces_of
+from muesli.envs.trial import place_of, shut, told, try_out
 from muesli.types import EnvSpec, StepType, TimeStep
-
-_SUPPORTED = (
-    "supported are Box, Discrete, MultiDiscrete and MultiBinary observations, and Dict and Tuple "
-    "of them; Discrete, MultiDiscrete, MultiBinary and bounded floating-point Box actions"
-)
-# MultiDiscrete actions are listed, each combination one action; sampled estimators cope with many,
-# but the policy's last layer grows with them.
-MAX_COMBINATIONS = 10_000
-# The observations of all copies as Gymnasium gives them, and a batch of actions as we give them.
-Observe: TypeAlias = Callable[[list[Any]], np.ndarray]
-Act: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 # Bars in a picture of a vector observation: at most this many, each this wide and this high.
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 64, 6, 96
@@ -43,150 +32,90 @@ _REMEMBERED = 50_000
 def gym_env(name: str) -> HostEnvs:
     """The environment registered as ``name``; ``module:EnvId`` imports the module first.
 
-    Images [H, W, C] stay u8; other boxes are f32 of their own shape, and everything else becomes an
-    f32 vector by Gymnasium's flattening: a number of a Discrete space is one-hot. Continuous
-    actions in [−1, 1] are stretched to their bounds; of MultiDiscrete actions every combination is
-    an action. The copies are stepped one after another.
+    ``EnvId?argument=value`` makes it with arguments. Images become [H, W, C] and stay u8; other
+    boxes are f32 of their own shape, and everything else becomes an f32 vector by Gymnasium's
+    flattening: a number of a Discrete space is one-hot. Continuous actions in [−1, 1] are stretched
+    to their bounds; of MultiDiscrete actions every combination is an action. The copies are stepped
+    one after another.
     """
-    example = _example(name)
-    from gymnasium import make
-
-    make_one = partial(make, example.spec, disable_env_checker=True)
-    envs = _host_envs(name, make_one, example)
-    if "rgb_array" not in example.metadata.get("render_modes", ()):
-        return envs
-
-    def film(seed: int) -> HostEnv:
-        _, _, observe = _observations(name, example.observation_space)
-        _, _, act = _actions(name, example.action_space)
-        return _Copies(
-            name, partial(make_one, render_mode="rgb_array"), observe, act, range(1), seed
-        ).host_env()
-
-    return envs._replace(film=film)
+    gymnasium, wanted = import_gymnasium(), resolve(name)
+    settings = {"disable_env_checker": True, **wanted.arguments}
+    example = _example(name, wanted, partial(gymnasium.make, wanted.id, **settings))
+    make_one = partial(gymnasium.make, example.spec, **settings)
+    modes = (getattr(example, "metadata", None) or {}).get("render_modes") or ()
+    if "rgb_array" in modes:
+        return _host_envs(name, make_one, example, partial(make_one, render_mode="rgb_array"))
+    return _host_envs(name, make_one, example, _seen(make_one, example))
 
 
 def from_gymnasium(make: Callable[[], Any], name: str = "the environment") -> HostEnvs:
-    """The environment that ``make`` makes, a Gymnasium one; ``name`` is how errors call it."""
-    _import_gymnasium()
-    return _host_envs(name, make, make())
+    """The environment that ``make`` makes, a Gymnasium one; ``name`` is how errors call it. Where
+    its ``render_mode`` is ``rgb_array``, its pictures are those of a video.
+    """
+    import_gymnasium()
+    example = made_by(make, name)
+    return _host_envs(name, make, example, _seen(make, example))
 
 
-def _host_envs(name: str, make_one: Callable[[], Any], example: Any) -> HostEnvs:
+def made_by(make: Callable[[], Any], name: str) -> Any:
+    """What a function makes; a ConfigError in one line where it raises."""
     try:
-        shape, dtype, observe = _observations(name, example.observation_space)
-        num_actions, action_size, act = _actions(name, example.action_space)
+        return make()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"env.name: '{name}' cannot be made: {told(error)}{place_of(error)}"
+        ) from error
+
+
+def _seen(make: Callable[[], Any], example: Any) -> Callable[[], Any] | None:
+    """What makes a copy that can be filmed, if ``make`` does."""
+    return make if getattr(example, "render_mode", None) == "rgb_array" else None
+
+
+def _host_envs(
+    name: str, make_one: Callable[[], Any], example: Any, make_seen: Callable[[], Any] | None
+) -> HostEnvs:
+    """make_seen: makes a copy that draws itself, where that can be."""
+    try:
+        sees, acts = spaces_of(name, example)
+        shape, dtype, observe = observing(name, sees)
+        num_actions, action_size, act = acting(name, acts)
     finally:
-        example.close()
+        shut(example)
 
     def make(slots: range, seed: int) -> HostEnv:
         return _Copies(name, make_one, observe, act, slots, seed).host_env()
 
+    def film(seed: int) -> HostEnv:
+        assert make_seen is not None
+        return _Copies(name, make_seen, observe, act, range(1), seed).host_env()
+
     image = dtype == np.uint8
-    env_spec = EnvSpec(shape, dtype, num_actions, action_size)
-    render = _render_image if image else _render_bars
-    return HostEnvs(env_spec, make, render, trial=partial(try_out, name, make_one))
-
-
-def _import_gymnasium() -> Any:
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ConfigError(
-            "env.name: Gymnasium environments need gymnasium; pip install 'muesli-rl[gym]'"
-        ) from error
-    return gymnasium
-
-
-def _example(name: str) -> Any:
-    """One copy, to see its spaces and how it is made."""
-    gymnasium = _import_gymnasium()
-    try:
-        return gymnasium.make(name, disable_env_checker=True)
-    except gymnasium.error.UnregisteredEnv as error:
-        close = difflib.get_close_matches(name.split(":")[-1], gymnasium.registry, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else str(error)
-        raise ConfigError(f"env.name: Gymnasium has no environment '{name}'; {hint}") from error
-    except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(f"env.name: '{name}' cannot be made: {error}") from error
-
-
-def _observations(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any], Observe]:
-    """Shape and dtype of an observation, and how a batch of Gymnasium's becomes an array."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box):
-        image = space.dtype == np.uint8 and len(space.shape) in (2, 3)
-        dtype = np.dtype(np.uint8 if image else np.float32)
-        # A grey image has one channel, and a single number is a vector of one.
-        shape = (*space.shape, 1) if len(space.shape) == (2 if image else 0) else space.shape
-        return shape, dtype, lambda batch: np.array(batch, dtype).reshape(len(batch), *shape)
-
-    if not _flattens(space):
-        raise ConfigError(f"env.name: '{name}' has {space} observations; {_SUPPORTED}")
-
-    def flatten(batch: list[Any]) -> np.ndarray:
-        each = [np.asarray(spaces.flatten(space, one)) for one in batch]
-        return np.stack(each).astype(np.float32)
-
-    return (int(spaces.flatdim(space)),), np.dtype(np.float32), flatten
-
-
-def _flattens(space: Any) -> bool:
-    """Whether a space is made of numbers of a fixed count."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.values() if isinstance(space, spaces.Dict) else space
-        return all(_flattens(part) for part in parts)
-    return isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    return HostEnvs(
+        EnvSpec(shape, dtype, num_actions, action_size),
+        make,
+        _render_image if image else _render_bars,
+        trial=partial(try_out, name, make_one),
+        film=film if make_seen is not None else None,
     )
 
 
-def _actions(name: str, space: Any) -> tuple[int | None, int, Act]:
-    """num_actions, action_size, and how a batch of the agent's actions becomes Gymnasium's."""
-    from gymnasium import spaces
+def _example(name: str, wanted: GymName, make: Callable[[], Any]) -> Any:
+    """One copy, to see its spaces and how it is made."""
+    from gymnasium.error import Error, UnregisteredEnv
 
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return int(space.n), 0, lambda actions: actions.astype(np.int64) + start
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        return _combinations(name, space)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        if not space.is_bounded():
-            raise ConfigError(
-                f"env.name: '{name}' has unbounded actions, {space}; give every element a finite "
-                "low and high, e.g. by a gymnasium.wrappers.TransformAction"
-            )
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-
-        def stretch(actions: np.ndarray) -> np.ndarray:
-            share = (np.clip(actions, -1.0, 1.0).reshape(-1, *space.shape) + 1.0) / 2.0
-            return np.clip(low + share * (high - low), low, high).astype(space.dtype)
-
-        return None, int(np.prod(space.shape)), stretch
-    raise ConfigError(f"env.name: '{name}' has {space} actions; {_SUPPORTED}")
-
-
-def _combinations(name: str, space: Any) -> tuple[int, int, Act]:
-    """Every combination of a MultiDiscrete or MultiBinary space as one action, the last choice
-    changing fastest.
-    """
-    choices = tuple(np.ravel(getattr(space, "nvec", np.full(space.shape, 2))).tolist())
-    start = np.ravel(getattr(space, "start", np.zeros(space.shape, np.int64)))
-    total = math.prod(choices)
-    if total > MAX_COMBINATIONS:
-        raise ConfigError(
-            f"env.name: '{name}' has {space} actions, {total:,} combinations; "
-            f"at most {MAX_COMBINATIONS:,} are supported"
-        )
-
-    def act(actions: np.ndarray) -> np.ndarray:
-        each = np.stack(np.unravel_index(actions.astype(np.int64), choices), axis=-1) + start
-        return each.reshape(-1, *space.shape).astype(space.dtype)
-
-    return total, 0, act
+    try:
+        return make()
+    except UnregisteredEnv as error:
+        close = similar(wanted)
+        hint = f"did you mean {' or '.join(close)}?" if close else str(error)
+        raise ConfigError(f"env.name: Gymnasium has no environment '{name}'; {hint}") from error
+    except (Exception, SystemExit) as error:
+        plain = isinstance(error, ImportError | Error)
+        why = " ".join(str(error).split()) if plain else f"{told(error)}{place_of(error)}"
+        raise ConfigError(f"env.name: '{name}' cannot be made: {why}") from error
 
 
 class _Copies:
@@ -218,8 +147,8 @@ class _Copies:
     def _call(self, function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         try:
             return function(*arguments, **settings)
-        except Exception as error:
-            raise EnvError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise EnvError(f"{self.name} raised {told(error)}") from error
 
     def _begin(self, index: int) -> Any:
         """The first observation of a copy's current episode."""
@@ -236,7 +165,9 @@ class _Copies:
         truncated: np.ndarray,
         begun: np.ndarray,
     ) -> TimeStep:
-        self.newest = host_timestep(self.observe(batch), reward, terminated, truncated, begun)
+        self.newest = host_timestep(
+            self.observe(batch, self.slots), reward, terminated, truncated, begun
+        )
         refuse_not_finite(self.name, self.slots, self.newest)
         return self.newest
 
@@ -288,7 +219,7 @@ class _Copies:
             self.played[index][:] = [np.array(next(rows)) for _ in range(length)]
             for action in self.played[index]:
                 batch[index] = self._call(self.copies[index].step, self.act(action[None])[0])[0]
-        if not np.array_equal(self.observe(batch), state["observation"]):
+        if not np.array_equal(self.observe(batch, self.slots), state["observation"]):
             raise EnvError(
                 f"{self.name} played the actions of its episodes again and did not come to the "
                 "same observations"
@@ -297,10 +228,14 @@ class _Copies:
 
     def close(self) -> None:
         for copy in self.copies:
-            copy.close()
+            shut(copy)
 
     def picture(self) -> np.ndarray:
-        return np.asarray(self._call(self.copies[0].render))
+        drawn = self._call(self.copies[0].render)
+        picture = np.asarray(drawn) if isinstance(drawn, np.ndarray) else np.zeros(0)
+        if picture.ndim != 3 or picture.shape[2] not in (3, 4):
+            raise EnvError(f"{self.name}: render must return [H, W, 3], got {describe(drawn)}")
+        return picture
 
 
 def _render_image(observation: np.ndarray) -> np.ndarray:

@@ -335,7 +335,7 @@ def serve(pipe_descriptor: int, memory: int) -> None:
         records = _records(memory, task.spec)
         begin = task.slots.index(task.part[0])
         _play(task, records[begin : begin + len(task.part)], pipe)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         known = isinstance(error, EnvError | ConfigError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
         # Nobody listens any more if this process is to end.
