@@ -15,7 +15,7 @@ LOADED: list[str] = []
 
 
 def load(path: str) -> None:
-    """Runs a plug-in file; raises a ValueError naming it where there is none."""
+    """Runs a plug-in file; raises a ValueError naming it where there is none, or it raises."""
     file = Path(path).resolve()
     if str(file) in LOADED:
         return
@@ -25,7 +25,13 @@ def load(path: str) -> None:
         raise ValueError(f"--plugin: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        from muesli.envs.trial import place_of, told
+
+        del sys.modules[name]
+        raise ValueError(f"--plugin: {path} raised {told(error)}{place_of(error)}") from error
     LOADED.append(str(file))
 
 
