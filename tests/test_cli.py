@@ -72,6 +72,77 @@ def test_what_a_preset_says_of_its_own_update_stays():
     assert parsed("pendulum", "--update.name", "mpo").update.entropy_weight == 0.0
 
 
+@pytest.mark.parametrize(("found", "chosen"), [(False, "atari_laptop"), (True, "atari_small")])
+def test_a_game_of_atari_gets_what_the_machine_is_good_for(monkeypatch, capsys, found, chosen):
+    from dataclasses import replace
+
+    from muesli.cli.train import choice
+    from muesli.presets import PRESETS
+    from muesli.runners import device
+
+    monkeypatch.setattr(device, "finds_accelerator", lambda: found)
+    wanted = PRESETS[chosen]()
+    assert parsed("atari:pong") == replace(wanted, env=replace(wanted.env, name="atari:pong"))
+    assert f"atari:pong: as preset {chosen}, for JAX finds " in choice("atari:pong")
+    assert choice("atari") is choice("gym:CartPole-v1") is choice(None) is None
+    with pytest.raises(SystemExit):
+        main(["train", "atari:pong", "--help"])
+    assert f"as preset {chosen}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_accelerator_is_looked_for_without_starting_jax(monkeypatch):
+    probe = (
+        "from muesli.cli.train import parse_config\n"
+        "print(parse_config('atari:pong', [])[1].env.num_envs)\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge._backends\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    words = [sys.executable, "-c", probe]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    from muesli.runners import device
+
+    ask = device.finds_accelerator.__wrapped__
+    monkeypatch.setattr(device, "_may_have_accelerator", lambda: True)
+    monkeypatch.setattr(device, "_asked_for", lambda: "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert not ask()  # another process has had a look
+    monkeypatch.setattr(device.sys, "executable", "/bin/true")
+    assert ask()
+    for platforms, found in (("cpu", False), ("cuda,cpu", True)):
+        monkeypatch.setattr(device, "_asked_for", lambda platforms=platforms: platforms)
+        assert ask() == found
+
+
+def test_the_version_of_an_environment_is_kept():
+    assert parsed("gym:CartPole").env.name == "gym:CartPole-v1"
+    assert parsed("catch", "--env.name", "gym:CartPole").env.name == "gym:CartPole-v1"
+    from muesli.presets import pendulum
+
+    assert parsed("gym:Pendulum") == pendulum()
+    heavy = parsed("gym:Pendulum-v1?g=12.0")
+    assert heavy.env.name == "gym:Pendulum-v1?g=12.0" and heavy.batch == pendulum().batch
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import math\nimport nowhere",
+            "ModuleNotFoundError: No module named 'nowhere' (mine.py:2)",
+        ),
+        ("def f():\n  raise SystemExit(3)\nf()", "SystemExit: 3 (mine.py:2)"),
+        ("x = (", "SyntaxError: '(' was never closed (mine.py, line 1) (mine.py:1)"),
+    ],
+)
+def test_a_plugin_that_raises_is_one_line(tmp_path, capsys, text, said):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    assert main(["--plugin", str(file), "list", "envs"]) == 2
+    assert capsys.readouterr().err == f"muesli: --plugin: {file} raised {said}\n"
+
+
 def test_whole_numbers_are_read_as_people_write_them():
     for text in ("2000000", "2_000_000", "2e6", "2.0e6"):
         assert parsed("catch", "--total-env-steps", text).total_env_steps == 2_000_000
@@ -223,6 +294,13 @@ def test_the_parts_of_a_run_without_replay_are_timed_too(capsys):
         (["train", "atari", "--batch.replay-capacity-steps", f"{10**12}"], "GiB of the"),
         (["train", "atari:pacman"], "ms_pacman"),
         (["train", "gym:CartPol-v1"], "CartPole-v1"),
+        (["train", "CartPole-v1"], "unknown preset 'CartPole-v1' (did you mean gym:CartPole-v1?)"),
+        (["train", "CartPole"], "(did you mean gym:CartPole-v1?)"),
+        (["train", "ALE/Pong-v5"], "unknown preset 'ALE/Pong-v5' (did you mean atari:pong?)"),
+        (["train", "ATARI:pong"], "did you mean atari:pong?"),
+        (["train", ":"], "':' names no module"),
+        (["train", "catch", "--env.name", "CartPole-v1"], "did you mean gym:CartPole-v1?"),
+        (["train", "gym:FrozenLake-v1?slippery"], "arguments as Python writes them"),
         (["train", "gym:CartPole-v1", "--actors.runner", "anakin"], "actors.runner: gym:CartPole"),
         (["train", "gym:CartPole-v1", "--actors.groups", "3"], "env.num_envs: must be a multiple"),
         (["train", "gym:CartPole-v1", "--seeds", "2"], "seeds: several at once"),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from muesli.cli.main import UsageError
-from muesli.cli.train import parse_config
+from muesli.cli.train import choice, parse_config
 
 
 def bench_command(argv: Sequence[str]) -> int:
@@ -32,6 +32,8 @@ def bench_command(argv: Sequence[str]) -> int:
     if not 0.0 < own.seconds < math.inf:
         raise UsageError(f"--seconds: must be a positive number, got {own.seconds:g}")
     name, config = parse_config(preset, rest)
+    if (remark := choice(preset)) is not None:
+        print(remark, flush=True)
     result = {"preset": name, **measure(config, own.seconds)}
     if own.json:
         print(json.dumps(result))

@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import io
 import math
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _LINE_SECONDS = 30.0
 
 def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Config]:
     """The preset's configuration with the fields given on the command line."""
+    from muesli.envs import with_version
+
     name, default, text = _preset(preset)
     default = _with_named_update(default, arguments)
     try:
@@ -43,8 +46,27 @@ def parse_config(preset: str | None, arguments: Sequence[str]) -> tuple[str, Con
         if preset is None and stray != str(error) and not stray.startswith("-"):
             raise UsageError(f"{stray}: PRESET comes first, before every option") from None
         raise
+    config = replace(config, env=replace(config.env, name=with_version(config.env.name)))
     validate(config)
     return name, config
+
+
+def choice(preset: str | None) -> str | None:
+    """Which preset a name stands for, and why, where that depends on the machine."""
+    if preset is None or not preset.startswith("atari:"):
+        return None
+    chosen, why = _preset_of_games()
+    other = f"muesli train PRESET --env.name {preset}"
+    return f"{preset}: as preset {chosen}, for JAX {why}; with another: {other}"
+
+
+def _preset_of_games() -> tuple[str, str]:
+    """The preset of a game of Atari that is named without one, and why."""
+    from muesli.runners.device import finds_accelerator
+
+    if finds_accelerator():
+        return "atari_small", "finds an accelerator"
+    return "atari_laptop", "finds no accelerator"
 
 
 def parse_fields(
@@ -134,37 +156,48 @@ def _in_one_line(box: str) -> str:
 
 def _preset(preset: str | None) -> tuple[str, Config, str]:
     """Name, configuration and description of a preset, or of any environment with a colon."""
-    from dataclasses import replace
-
-    from muesli.presets import DEFAULT_PRESET, PRESETS, TUNED, atari_small, gym
+    from muesli.presets import DEFAULT_PRESET, PRESETS, TUNED, gym
 
     name = preset or DEFAULT_PRESET
     if name in PRESETS:
         return name, PRESETS[name](), PRESETS[name].__doc__ or ""
     if ":" not in name:
         raise UsageError(
-            f"unknown preset '{name}'{nearest(name, list(PRESETS))}; 'muesli list presets' "
+            f"unknown preset '{name}'{_meant(name, list(PRESETS))}; 'muesli list presets' "
             "shows them all"
         )
-    from muesli.envs import make
+    from muesli.envs import make, with_version
 
+    name = with_version(name)
     env = make(name, EnvConfig(name=name))
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-    if name.startswith("atari:"):
-        small = atari_small()
-        return plain, replace(small, env=replace(small.env, name=name)), f"{name}, as atari_small."
-    if name in TUNED:
-        return plain, TUNED[name](), f"{name}, with a configuration of its own."
+    if (text := choice(name)) is not None:
+        base = PRESETS[_preset_of_games()[0]]()
+        return plain, replace(base, env=replace(base.env, name=name)), f"{text}."
+    registered, mark, _ = name.partition("?")
+    if registered in TUNED:
+        base, text = TUNED[registered](), f"{registered}, with a configuration of its own."
+        return plain, replace(base, env=replace(base.env, name=name)) if mark else base, text
     image = len(env.spec.observation_shape) == 3
     return plain, gym(name, image, env.spec.num_actions is not None), f"{name}, from its spaces."
+
+
+def _meant(name: str, presets: list[str]) -> str:
+    """What somebody may have meant who names neither a preset nor an environment of ours."""
+    if re.search(r"[A-Z/]|-v\d", name):  # as Gymnasium writes its ids
+        from muesli.envs.naming import other_names
+
+        if others := other_names(name):
+            return f" (did you mean {' or '.join(others)}?)"
+    return nearest(name, presets)
 
 
 def _own_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="muesli train",
         usage="muesli train [PRESET] [OPTIONS] [--FIELD VALUE ...]",
-        description="PRESET comes first: a name of 'muesli list presets', gym:EnvId or "
-        "module:EnvId.",
+        description="PRESET comes first: a name of 'muesli list presets', atari:game, "
+        "gym:EnvId or module:EnvId.",
         add_help=False,
         allow_abbrev=False,
     )
@@ -229,7 +262,7 @@ def train_command(argv: Sequence[str]) -> int:
 
     title = f"{name} on {config.env.name}"
     with Signals(running=False) as signals:
-        return _train(config, title, dirs, own, signals)
+        return _train(config, title, dirs, own, signals, choice(preset))
 
 
 def _check_tracking(own: Any) -> None:
@@ -239,11 +272,15 @@ def _check_tracking(own: Any) -> None:
         raise UsageError("--track: follows a run of one seed; leave --seeds out")
 
 
-def _train(config: Config, title: str, dirs: list[Path], own: Any, signals: Any) -> int:
+def _train(
+    config: Config, title: str, dirs: list[Path], own: Any, signals: Any, remark: str | None
+) -> int:
     from muesli.checkpoint import CheckpointError
     from muesli.runners.train import train
 
     def run(topology: Any) -> int:
+        if remark is not None and topology.peers.rank == 0:
+            print(remark, flush=True)
         # Names of directories hold the time, so process 0's is taken.
         paths = [Path(path) for path in topology.peers.first([str(path) for path in dirs])]
         with _onlookers(config, title, paths[0], own.track) as (callbacks, on_start):

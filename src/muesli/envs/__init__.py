@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -71,6 +72,8 @@ def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
 def with_version(name: str) -> str:
     """The name that a run keeps: where Gymnasium's newest version is asked for, with its number."""
     if ":" not in name or name in ENVS or name.startswith("atari:"):
+        return name
+    if re.search(r"-v\d+$", name.partition("?")[0]):
         return name
     from muesli.envs.naming import with_version
 

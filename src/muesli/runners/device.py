@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -35,3 +41,33 @@ def look_at_device() -> str:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+@cache
+def finds_accelerator() -> bool:
+    """Whether JAX would compute on something else than the processor. It is not started here for
+    that: what has to come before its first use may still be to come.
+    """
+    if platforms := _asked_for():
+        return not platforms.startswith("cpu")
+    if not _may_have_accelerator():
+        return False
+    question = "import jax, sys; sys.exit(jax.default_backend() == 'cpu')"
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    asked = subprocess.run(
+        [sys.executable, "-c", question], env=environment, capture_output=True, check=False
+    )
+    return asked.returncode == 0
+
+
+def _asked_for() -> str:
+    """The kinds of device that ``JAX_PLATFORMS`` names, if it does."""
+    config: Any = jax.config  # whose options its type does not name
+    return str(config.jax_platforms or "")
+
+
+def _may_have_accelerator() -> bool:
+    """Whether something is installed by which JAX could reach one."""
+    return bool(
+        find_spec("jax_plugins") or find_spec("libtpu") or entry_points(group="jax_plugins")
+    )
