@@ -1,10 +1,12 @@
 """What a frame of a video shows: who does what, what it is thought to be worth, what came of it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
+from envs.misshapen import Drawn, make_drawn, make_walk
 
 import muesli
 from muesli import envs, presets
@@ -13,7 +15,7 @@ from muesli.envs.atari import ACTIONS
 from muesli.envs.games import MINATAR_GAMES
 from muesli.runners.parts import build
 from muesli.runners.player import Thought
-from muesli.video import _Canvas, _Play, _play, record
+from muesli.video import _Canvas, _film, _Play, _play, _remedy, record
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,62 @@ def test_a_video_ends_with_the_last_observation_of_the_last_episode(player, tmp_
     # Catch lasts nine moves: ten pictures an episode.
     assert record(player, tmp_path / "v.gif", episodes=2, max_steps=100, fps=10, seed=0) == 20
     assert len(imageio.mimread(tmp_path / "v.gif")) > 1
+
+
+def test_a_video_that_is_not_finished_leaves_the_old_one_alone(player, tmp_path, monkeypatch):
+    file = tmp_path / "v.mp4"
+    assert record(player, file, episodes=1, max_steps=3, fps=10, seed=0) == 3
+    before, drawn = file.read_bytes(), []
+
+    def draw(self, *arguments, actual=_Canvas.draw):
+        assert file.read_bytes() == before
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        drawn.append(actual(self, *arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(_Canvas, "draw", draw)
+    with pytest.raises(KeyboardInterrupt):
+        record(player, file, episodes=1, max_steps=5, fps=10, seed=0)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]
+
+
+def filmed(name, capsys):
+    """The picture of an environment of that name, if it is filmed, and what is said otherwise."""
+    config = SimpleNamespace(env=SimpleNamespace(name=name))
+    env, picture = _film(SimpleNamespace(env=envs.make(name), config=config), 0)
+    try:
+        if picture is None:
+            return None, capsys.readouterr().out
+        env.reset()
+        return picture(), capsys.readouterr().out
+    finally:
+        env.close()
+
+
+def test_ones_own_environment_is_filmed_where_it_draws_itself(monkeypatch, capsys):
+    monkeypatch.setitem(envs.ENVS, "drawn", make_drawn)
+    for name in ("drawn", "envs.misshapen:Drawn-v0", "gym:Drawn-v0?render_mode='rgb_array'"):
+        picture, said = filmed(name, capsys)
+        assert picture.shape == (6, 7, 3) and said == ""
+    monkeypatch.setitem(envs.ENVS, "walk", make_walk)
+    assert filmed("walk", capsys) == (None, "")
+    for draws, why in (
+        ("raises", "no paper"),
+        ("nothing", "render must return [H, W, 3], got None"),
+    ):
+        monkeypatch.setitem(envs.ENVS, "odd", lambda draws=draws: Drawn("rgb_array", draws))
+        picture, said = filmed("odd", capsys)
+        assert picture is None and why in said and said.endswith("shows its observations\n")
+
+
+def test_what_is_missing_for_a_picture_is_named():
+    pygame = 'pygame is not installed, run `pip install "gymnasium[classic-control]"`'
+    assert "'muesli-rl[gym]'" in _remedy(pygame) and "MuJoCo" not in _remedy(pygame)
+    for reason in ("'NoneType' object has no attribute 'eglQueryString'", "gladLoadGL error"):
+        assert "MUJOCO_GL=osmesa" in _remedy(reason)
+    assert _remedy("no paper") == ""
 
 
 @pytest.mark.parametrize("game", MINATAR_GAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -70,6 +71,8 @@ def record(
     act, canvas = player.actor(act_with, greedy), _Canvas(player)
     frames = 0
     output.parent.mkdir(parents=True, exist_ok=True)
+    # What is there under its own name is whole. The encoder goes by the suffix.
+    partial = output.with_name(f".{output.stem}.partial{output.suffix}")
     with warnings.catch_warnings():
         # The encoder is a child process that at once runs another program: JAX's warning about
         # forked copies of itself does not concern it.
@@ -77,12 +80,16 @@ def record(
         timing: dict[str, Any] = {"duration": 1000.0 / fps, "loop": 0}
         if output.suffix.lower() != ".gif":
             timing = {"fps": fps, "macro_block_size": 2}
-        writer: Any = imageio.get_writer(output, **timing)
-        with writer:
-            for image in _play(player, act, canvas, episodes, max_steps, seed):
-                writer.append_data(image)
-                frames += 1
-    canvas.close()
+        try:
+            writer: Any = imageio.get_writer(partial, **timing)
+            with writer:
+                for image in _play(player, act, canvas, episodes, max_steps, seed):
+                    writer.append_data(image)
+                    frames += 1
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+            canvas.close()
     return frames
 
 
@@ -145,8 +152,7 @@ def _film(player: Player, seed: int) -> tuple[HostEnv, Callable[[], np.ndarray] 
             reason = " ".join(str(error).split())[:200]
             print(  # noqa: T201
                 f"{player.config.env.name} cannot be drawn on this machine ({reason}); the video "
-                "shows its observations. MuJoCo needs EGL (a GPU driver, or the Debian package "
-                "libegl1) or MUJOCO_GL=osmesa with libosmesa6"
+                f"shows its observations{_remedy(reason)}"
             )
             if env is not None:
                 with suppress(Exception):
@@ -154,6 +160,18 @@ def _film(player: Player, seed: int) -> tuple[HostEnv, Callable[[], np.ndarray] 
         else:
             return env, env.picture
     return envs.make(range(1), seed), None
+
+
+def _remedy(reason: str) -> str:
+    """What helps where drawing fails for this reason, if that is known."""
+    if "pygame" in reason or "classic-control" in reason or "toy-text" in reason:
+        return ". pip install 'muesli-rl[gym]' brings pygame"
+    if re.search(r"(?i)mujoco|egl|osmesa|glfw|opengl|GL\b", reason):
+        return (
+            ". MuJoCo needs EGL (a GPU driver, or the Debian package libegl1) or "
+            "MUJOCO_GL=osmesa with libosmesa6"
+        )
+    return ""
 
 
 class _Canvas:

@@ -1,6 +1,7 @@
 """A Gymnasium environment that breaks one promise, by its name."""
 
 import time
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -192,3 +193,26 @@ class Walk(gymnasium.Env):
         self.place = np.clip(self.place + action, -1.0, 1.0).astype(np.float32)
         self.time += 1
         return self.place, float(self.place[0]), False, self.time >= 8, {}
+
+
+class Drawn(Walk):
+    """Draws itself, or something that is no picture."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None, draws=None):
+        self.render_mode, self.draws = render_mode, draws
+
+    def render(self):
+        if self.draws == "raises":
+            raise RuntimeError("no paper")
+        if self.draws == "nothing":
+            return None
+        return np.full((6, 7, 3), 9, np.uint8)
+
+
+def make_drawn():
+    return Drawn("rgb_array")
+
+
+gymnasium.register("Drawn-v0", Drawn)
