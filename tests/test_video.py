@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import imageio.v2 as imageio
+import jax
 import numpy as np
 import pytest
 from envs.misshapen import Drawn, make_drawn, make_walk
@@ -14,7 +15,7 @@ from muesli.config import ConfigError
 from muesli.envs.atari import ACTIONS
 from muesli.envs.games import MINATAR_GAMES
 from muesli.runners.parts import build
-from muesli.runners.player import Thought
+from muesli.runners.player import Player, Thought
 from muesli.video import _Canvas, _film, _Play, _play, _remedy, record
 
 
@@ -33,7 +34,7 @@ def canvas(player):
 
 
 FRAME = np.zeros((10, 5, 3), np.uint8)
-THOUGHT = Thought(np.array([0.2, 0.5, 0.3]), 2.0, np.array([1.5, 2.5, 2.0]))
+THOUGHT = Thought(np.array([0.2, 0.5, 0.3]), 1.8, np.array([1.5, 2.5, 2.0]), 2.0)
 
 
 def draw(canvas, step=0, reward=0.0, action=1, begins=False, thought=THOUGHT):
@@ -46,11 +47,11 @@ def test_the_action_that_is_taken_stands_out_and_has_its_name(canvas):
     for axes in (canvas.policy, canvas.q):
         assert [label.get_text() for label in axes.get_xticklabels()] == ["left", "stay", "right"]
         assert [bar.get_alpha() for bar in axes.patches] == [0.45, 0.45, 1.0]
-    draw(canvas, action=None)  # the end of an episode: nothing is done
-    assert {bar.get_alpha() for bar in canvas.policy.patches} == {0.45}
+    draw(canvas, action=None)  # the end of an episode: nothing is chosen
+    assert not canvas.policy.patches and not canvas.q.patches
 
 
-def test_action_values_are_drawn_from_the_value(canvas):
+def test_action_values_are_drawn_from_the_baseline(canvas):
     draw(canvas)
     spans = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in canvas.q.patches]
     np.testing.assert_allclose(spans, [(2.0, 1.5), (2.0, 2.5), (2.0, 2.0)])
@@ -65,16 +66,18 @@ def test_an_episode_leaves_its_values_and_rewards_behind_and_the_next_begins_ane
     draw(canvas, 0, begins=True)
     draw(canvas, 1, reward=1.0)
     draw(canvas, 2, reward=-1.0)
-    assert list(canvas.values) == [2.0] * 3
+    assert list(canvas.values) == [1.8] * 3
     rewards = {round(float(line.get_xdata()[0])): line.get_color() for line in canvas.past.lines}
     assert rewards[1] != rewards[2]
     draw(canvas, 3, begins=True)
-    assert list(canvas.values) == [2.0]
+    assert list(canvas.values) == [1.8]
 
 
 def test_illegal_actions_have_no_value(canvas):
     policy, q = np.array([0.4, 0.6, 0.0]), np.array([1.5, 2.5, 90.0])
-    draw(canvas, thought=Thought(policy, 2.0, q))
+    draw(canvas, thought=Thought(policy, 2.0, q, 2.0))
+    # The others stand below their probabilities.
+    assert canvas.policy.get_xlim() == canvas.q.get_xlim()
     assert [np.isnan(bar.get_height()) for bar in canvas.q.patches] == [False, False, True]
     assert canvas.q.get_ylim()[1] < 3.0
 
@@ -109,7 +112,7 @@ def test_a_game_of_two_is_told_from_the_first_players_side(tmp_path_factory):
 
 
 def test_many_actions_are_not_named(canvas):
-    draw(canvas, thought=Thought(np.full(82, 1 / 82), 0.0, np.zeros(82)))
+    draw(canvas, thought=Thought(np.full(82, 1 / 82), 0.0, np.zeros(82), 0.0))
     assert not list(canvas.policy.get_xticks())
 
 
@@ -208,3 +211,13 @@ def test_a_training_refuses_wrong_names_before_it_starts(monkeypatch):
     config = replace(config, env=replace(config.env, name="misnamed"))
     with pytest.raises(ConfigError, match="misnamed has 2 names for 3 actions"):
         build(config)
+
+
+@pytest.mark.parametrize("baseline", ["value", "expected_q"])
+def test_a_thought_knows_what_advantages_are_taken_over(player, baseline):
+    config = replace(player.config, agent=replace(player.config.agent, baseline=baseline))
+    mine = Player(player.parts._replace(config=config), player.state)
+    _, timestep = jax.vmap(player.env.reset)(jax.random.split(jax.random.key(0), 1))
+    thought = mine.think(timestep, mine.initial_state(1))
+    wanted = thought.value if baseline == "value" else thought.policy @ thought.q
+    assert thought.baseline == pytest.approx(float(wanted), abs=1e-6)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from muesli.runners.player import Player, Thought
 
 _REMEMBERED = 120
+# The axis of the past is at least so many steps long.
+_SHORTEST = 30
 """Steps over which v̂ is drawn."""
 _MANY_ACTIONS = 24
 """The most actions that are told apart by name."""
@@ -188,6 +190,7 @@ class _Canvas:
         self.discrete = player.parts.spec.num_actions is not None
         self.names = player.parts.spec.action_names
         self.two_players = player.parts.spec.players == 2
+        self.baseline = "v̂" if player.config.agent.baseline == "value" else "Σ π q̂"
         self.figure = plt.figure(figsize=(8.4, 4.4), dpi=100, facecolor="white")
         grid = self.figure.add_gridspec(
             3, 2, **_MARGINS, width_ratios=(1.0, 1.05), height_ratios=(1.0, 1.0, 0.8)
@@ -210,13 +213,20 @@ class _Canvas:
             self.rewards.clear()
         self.values.append(play.value)
         self.rewards.append(play.reward)
-        self._draw_policy(thought.policy, play.action)
-        self._draw_q(thought, play.action)
+        if play.action is None:
+            # An episode's last state: nothing is chosen there.
+            for axes, title in ((self.policy, "policy"), (self.q, "q̂")):
+                axes.clear()
+                self._name(axes, 0)
+                self._finish(axes, f"{title}: the episode is over")
+        else:
+            self._draw_policy(thought.policy, play.action)
+            self._draw_q(thought, play.action)
         self._draw_past(play.step)
         self.figure.canvas.draw()
         return np.asarray(self.figure.canvas.buffer_rgba())[..., :3].copy()  # type: ignore[attr-defined]
 
-    def _draw_policy(self, policy: np.ndarray, action: np.ndarray | None) -> None:
+    def _draw_policy(self, policy: np.ndarray, action: np.ndarray) -> None:
         if self.discrete:
             self._bars(self.policy, policy, 0.0, COLOURS[0], action, "policy")
             self.policy.set_ylim(0.0, 1.0)
@@ -229,19 +239,20 @@ class _Canvas:
         self.policy.vlines(dimensions, low, high, color="black", linewidth=1.5)
         self.policy.axhline(0.0, color="black", linewidth=0.5)
         self.policy.set_ylim(-1.1, 1.1)
-        if action is not None:
-            self.policy.plot(dimensions, action, "o", color=COLOURS[1], markersize=4)
+        self.policy.plot(dimensions, action, "o", color=COLOURS[1], markersize=4)
         self._name(self.policy, len(middle))
 
-    def _draw_q(self, thought: Thought, action: np.ndarray | None) -> None:
-        """Bars from v̂ to q̂: what the agent thinks to gain or lose by an action."""
-        gains, value = thought.q - thought.value, thought.value
+    def _draw_q(self, thought: Thought, action: np.ndarray) -> None:
+        """Bars from the baseline to q̂: what the agent thinks to gain or lose by an action."""
+        gains, value = thought.q - thought.baseline, thought.baseline
         if self.discrete:
             gains = np.where(thought.policy > 0.0, gains, np.nan)  # not of illegal actions
         what = "q̂" if self.discrete else "q̂ of drawn actions"
         what += " for who moves" if self.two_players else ""
         chosen = action if self.discrete else None
-        self._bars(self.q, gains, value, COLOURS[1], chosen, f"{what}, from v̂ = {value:.2f}")
+        self._bars(
+            self.q, gains, value, COLOURS[1], chosen, f"{what}, from {self.baseline} = {value:.2f}"
+        )
         self.q.axhline(value, color="black", linewidth=1.0)
         largest = max(float(np.nanmax(np.abs(gains))), 1e-6 + 1e-3 * abs(value))
         self.q.set_ylim(value - 1.2 * largest, value + 1.2 * largest)
@@ -255,7 +266,7 @@ class _Canvas:
             for at in steps[sign * rewards > 0.0]:
                 self.past.axvline(at, ymax=0.15, color=colour, linewidth=1.5)
         self.past.plot(steps, self.values, color="black", linewidth=1.4)
-        self.past.set_xlim(steps[0] - 1, steps[0] + _REMEMBERED)
+        self.past.set_xlim(steps[0] - 1, steps[0] + max(_SHORTEST, len(steps)))
         whose = " of the first player" if self.two_players else ""
         self._finish(self.past, f"v̂{whose}, and rewards (pink: below 0)")
 
@@ -272,13 +283,15 @@ class _Canvas:
         bars = axes.bar(np.arange(len(heights)), heights, bottom=bottom, color=colour, alpha=0.45)
         if chosen is not None:
             bars[int(chosen)].set(alpha=1.0, edgecolor="black", linewidth=1.0)
+        # Bars of illegal actions are not there; the others stay where the policy's are.
+        axes.set_xlim(-0.6, len(heights) - 0.4)
         self._finish(axes, title)
 
     def _name(self, axes: Any, bars: int) -> None:
         """Actions by their names, or numbers; those of many are left out."""
-        many = bars > _MANY_ACTIONS
-        axes.set_xticks([] if many else range(bars))
-        if self.names and not many:
+        shown = range(bars) if bars <= _MANY_ACTIONS else []
+        axes.set_xticks(shown)
+        if self.names and shown:
             axes.set_xticklabels(self.names)
 
     def _finish(self, axes: Any, title: str) -> None:

@@ -59,16 +59,16 @@ class HostEnvs(NamedTuple):
 
     spec: EnvSpec; make(slots, seed) -> HostEnv with one copy for each slot of the run: what copy
     ``i`` does depends on ``seed``, its slot ``slots[i]`` and its actions alone; render(observation)
-    -> [H, W, 3] u8; frames_per_step: emulator frames in one step; trial(steps), where there is
-    one, plays a copy of its own and raises an EnvError that says what is wrong with it;
-    film(seed), where there is one, makes a single copy that has a ``picture``.
+    -> [H, W, 3] u8; frames_per_step: emulator frames in one step; trial(steps, patience_seconds),
+    where there is one, plays a copy of its own and raises an EnvError that says what is wrong with
+    it; film(seed), where there is one, makes a single copy that has a ``picture``.
     """
 
     spec: EnvSpec
     make: Callable[[range, int], HostEnv]
     render: Callable[[np.ndarray], np.ndarray]
     frames_per_step: int = 1
-    trial: Callable[[int], None] | None = None
+    trial: Callable[[int, float], None] | None = None
     film: Callable[[int], HostEnv] | None = None
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from muesli.config import ActorConfig
 from muesli.envs.base import EnvError, HostEnvs, JaxEnv, auto_reset_step
 from muesli.types import EnvSpec, StepType, TimeStep
 
@@ -23,7 +24,7 @@ def check_env(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:
         raise EnvError(f"spec.action_names: {len(names)} names for {actions or 'no'} actions")
     if isinstance(env, HostEnvs):
         if env.trial is not None:
-            env.trial(steps)
+            env.trial(steps, ActorConfig().step_timeout_seconds)
         _check_host(env, steps, seed)
     else:
         _check_jax(env, steps, seed)

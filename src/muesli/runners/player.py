@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from muesli import keys
-from muesli.agent import Acting, look_ahead, make_act, root_of, supports
+from muesli.agent import Acting, baseline, look_ahead, make_act, root_of, supports
 from muesli.config import Config
 from muesli.distributions import Categorical, Policy
 from muesli.envs.base import HostEnvs, JaxEnv
@@ -35,12 +35,14 @@ class Thought(NamedTuple):
 
     Discrete actions: policy: [A], their probabilities; q: [A]. Continuous ones: policy: [D, 3],
     the middle of each dimension and one standard deviation to either side; q: [16], of actions
-    drawn from the policy, in increasing order. value: [].
+    drawn from the policy, in increasing order. value: [], v̂; baseline: [], what the agent takes
+    advantages over, v̂ or Σ π q̂.
     """
 
     policy: np.ndarray
     value: float
     q: np.ndarray
+    baseline: float
 
 
 class Player:
@@ -136,8 +138,8 @@ class Player:
 
     def think(self, timestep: TimeStep, state: Memory) -> Thought:
         """Policy, value and q̂ of one state (batch of one)."""
-        policy, value, q = self._think(self._acting["prior"], timestep, state)
-        return Thought(np.asarray(policy[0]), float(value[0]), np.asarray(q[0]))
+        policy, value, q, level = self._think(self._acting["prior"], timestep, state)
+        return Thought(np.asarray(policy[0]), float(value[0]), np.asarray(q[0]), float(level[0]))
 
     @cached_property
     def _think(self) -> Callable[..., Any]:
@@ -150,14 +152,16 @@ class Player:
             value = decode(root.value_logits, supports(config)[1])
             if isinstance(root.policy, Categorical):
                 shown, actions = root.policy.probs(), jnp.arange(spec.num_actions)[None]
+                weights = shown
             else:
                 shown = jnp.stack([root.policy.shifted(k).mode() for k in (-1, 0, 1)], -1)
                 drawn = root.policy.sample(jax.random.key(0), (_DRAWN,))
                 actions = jnp.swapaxes(drawn, 0, 1)
+                weights = jnp.full(actions.shape[:2], 1.0 / _DRAWN)
             q = look_ahead(network, config, acting.params, root.embedding, actions)
             if not isinstance(root.policy, Categorical):
                 q = jnp.sort(q, axis=-1)
-            return shown, value, q
+            return shown, value, q, baseline(config, value, weights, q)
 
         return jax.jit(think)
 

@@ -102,7 +102,7 @@ def train_many(
     for config in configs[1:]:
         validate(config)
     parts, numbers = build(configs[0], topology), varying(configs)
-    _try_out(parts.env)
+    _try_out(parts)
     engine = make_engine(parts, [c.seed for c in configs], numbers)
     directories: list[RunDirectory] = []
 
@@ -149,11 +149,12 @@ def _let_go(engine: Engine, directories: Sequence[RunDirectory]) -> None:
         directory.release()
 
 
-def _try_out(env: JaxEnv | HostEnvs) -> None:
+def _try_out(parts: Parts) -> None:
     """A few steps before anything is started: what is wrong at once is told in one line."""
+    env = parts.env
     if isinstance(env, HostEnvs) and env.trial is not None:
         try:
-            env.trial(_TRIAL_STEPS)
+            env.trial(_TRIAL_STEPS, parts.config.actors.step_timeout_seconds)
         except EnvError as error:
             raise ConfigError(f"env.name: {error}") from error
 
