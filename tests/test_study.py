@@ -26,6 +26,7 @@ from muesli.checkpoint import read_manifest
 from muesli.cli import main as cli
 from muesli.cli import plugins
 from muesli.config import ConfigError
+from muesli.envs import ENVS
 from muesli.executors import rates
 from muesli.executors.directory import describe, write_description
 from muesli.executors.jobs import execute, plan, probe, state_of, steady, write_job
@@ -49,7 +50,7 @@ SUITE = Suite(
     rows=(
         Row("lambda_0.3", {"update.cmpo_weight": 0.3}, "about 300%"),
         Row("lambda_3", {"update.cmpo_weight": 3.0}),
-        Row("searching", {"update.name": "mcts", "search.depth_of_nothing": 1}),
+        Row("robotic", {"env.name": "robots"}),
     ),
     claims=(Claim("similar", "lambda_0.3", "lambda_3", "λ </script> does not matter"),),
     scales={"laptop": Scale("tiny", ("catch",), 2)},
@@ -63,7 +64,12 @@ def _own_cache(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setitem(presets.PRESETS, "tiny", small)
         patch.setitem(SUITES, "tested", SUITE)
+        patch.setitem(ENVS, "robots", robots)
         yield
+
+
+def robots():
+    raise ModuleNotFoundError("No module named 'robots'")  # as of an extra
 
 
 def small():
@@ -100,9 +106,7 @@ def test_numbers_and_seeds_share_a_job_and_what_is_missing_is_left_out(jobs):
     runs, _ = probe(expand(SUITE, Selection("laptop")))
     assert plan(runs, "tiny", lambda env: True, width=3)[1].runs[0].path == "lambda_3/catch/seed-1"
     assert [len(job.runs) for job in plan(runs, "tiny", lambda env: False, width=16)] == [1] * 4
-    assert {run.missing for run in runs if run.row == "searching"} == {
-        "search.depth_of_nothing: this version knows no such field"
-    }
+    assert {run.missing for run in runs if run.row == "robotic"} == {"No module named 'robots'"}
 
 
 def test_what_is_finished_is_not_repeated(study_dir, jobs):
@@ -226,8 +230,8 @@ def test_rates_are_remembered_and_estimate_hours(study_dir, capsys):
     assert rate == pytest.approx(4 * (rows[-1]["env_steps"] - rows[0]["env_steps"]) / seconds)
     assert found["frames"] == 4 * 1_600
     assert found["hours"] == pytest.approx(4 * 1_600 / rate / 3600)
-    missing = [line for line in printed if line.startswith("not here: search.depth_of_nothing")]
-    assert len(missing) == 1 and missing[0].endswith("(searching on catch)")  # of two runs
+    missing = [line for line in printed if line.startswith("not here: No module named")]
+    assert len(missing) == 1 and missing[0].endswith("(robotic on catch)")  # of two runs
     assert cli.main(["suite", "clipping", "--scale", "paper", "--seeds", "1", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "200,000,000 frames  hours unknown" in out and "no rate measured here yet" in out
@@ -322,7 +326,7 @@ def test_a_study_is_read(study_dir):
     assert iqm["low"] <= iqm["value"] <= iqm["high"]
     assert study["settings"]["rows"]["lambda_3"] == {"update.cmpo_weight": 3.0}
     assert study["claims"][0]["verdict"] in ("no difference seen", "differs")
-    assert rows["searching"]["finished"] == 0 and study["missing"]
+    assert rows["robotic"]["finished"] == 0 and study["missing"]
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +407,7 @@ def test_plot_draws_a_suite_with_bands(study_dir, tmp_path, capsys):
     assert cli.main(["plot", str(study_dir), "-o", str(picture)]) == 0
     assert picture.read_bytes()[:4] == b"\x89PNG" and str(picture) in capsys.readouterr().out
     assert cli.main(["plot", str(study_dir), "--sweep"]) == 2
-    assert "the row searching has no number" in capsys.readouterr().err
+    assert "the row robotic has no number" in capsys.readouterr().err
     study = read_study([study_dir])
     plot_sweep({**study, "rows": study["rows"][:2]}, tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").stat().st_size > 5_000
@@ -471,7 +475,7 @@ def test_the_page_in_a_browser(study_dir, browser, tmp_path, capsys):
     assert browser.run("document.querySelectorAll('.chart .curve[data-row]').length") == 2
     assert "about 300%" in browser.run("document.getElementById('scores').textContent")
     assert "97 ± 2" in browser.run("document.body.textContent")
-    assert "Not here: searching" in browser.run("document.body.textContent")
+    assert "Not here: robotic" in browser.run("document.body.textContent")
     # The video is a real one that this browser can play.
     browser.run("document.querySelector('video').load()")
     browser.run("document.querySelector('video').preload = 'auto'")

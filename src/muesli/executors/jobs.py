@@ -53,6 +53,7 @@ def probe(runs: Sequence[Run]) -> tuple[list[Run], Callable[[str], bool]]:
     environment runs inside JAX.
 
     Every environment is asked for once, and every kind of configuration built once in one of them.
+    Only extras can be lacking: whatever else cannot be built raises a ConfigError.
     """
     from muesli.envs import JaxEnv, make
     from muesli.runners.numbers import skeleton
@@ -66,6 +67,8 @@ def probe(runs: Sequence[Run]) -> tuple[list[Run], Callable[[str], bool]]:
         try:
             attempt()
         except (ConfigError, ImportError) as error:
+            if not _lacks_extra(error):
+                raise
             return str(error)
         return ""
 
@@ -86,9 +89,26 @@ def probe(runs: Sequence[Run]) -> tuple[list[Run], Callable[[str], bool]]:
 
     checked = []
     for run in runs:
-        missing = run.missing if run.config is None else lacks(run.config)
+        missing = run.missing
+        if run.config is not None:
+            try:
+                missing = lacks(run.config)
+            except ConfigError as error:
+                where, text = f"row {run.row} on {run.env}: ", str(error)
+                if text.startswith("env.name: ") and run.config.env.name == run.env:
+                    where, text = "envs: ", text.removeprefix("env.name: ")
+                raise ConfigError(where + text) from error
         checked.append(run._replace(config=None, missing=missing) if missing else run)
     return checked, lambda env: inside.get(env, False)
+
+
+def _lacks_extra(error: BaseException | None) -> bool:
+    """Whether something that is not installed is behind an error."""
+    while error is not None:
+        if isinstance(error, ImportError) or "pip install" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def plan(

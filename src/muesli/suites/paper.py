@@ -94,8 +94,10 @@ def _replay(share: float) -> Fields:
 
     def online_sequences(config: Config) -> int:
         wanted = config.batch.batch_sequences * (1.0 - share) + 0.5
-        envs = config.env.num_envs
-        return max(n for n in range(1, envs + 1) if envs % n == 0 and n <= wanted)
+        # Outside JAX each group of actors has its own part of the environments.
+        groups = config.actors.groups if ":" in config.env.name else 1
+        each = config.env.num_envs // groups
+        return max(n for n in range(1, each + 1) if each % n == 0 and n <= wanted)
 
     return {"batch.online_sequences": online_sequences}
 
@@ -149,7 +151,7 @@ SUITES: dict[str, Suite] = {
                 5,
                 {**_MINATAR, "batch.batch_sequences": 80, "batch.online_sequences": 4},
             ),
-            "paper": Scale("atari_large", _atari(ALL_GAMES), 2, {"env.num_envs": 152}),
+            "paper": Scale("atari_large", _atari(ALL_GAMES), 2, {"env.num_envs": 304}),
         },
         published=TABLE_11,
         remark="MuZero Reanalyse, which the paper compares with, is not here (median 1,047 ± 40%).",
@@ -354,7 +356,8 @@ SUITES: dict[str, Suite] = {
         scales=_scales(
             laptop={"env.num_envs": 32, "batch.replay_capacity_steps": 40_000},
             gpu={"env.num_envs": 32, "batch.batch_sequences": 32},
-            paper={"env.num_envs": 96, "batch.batch_sequences": 32},
+            # Two groups of actors, each with as many environments as replay_0 has fresh sequences.
+            paper={"env.num_envs": 64, "batch.batch_sequences": 32},
             paper_seeds=2,
         ),
         remark="A batch has 32 sequences in every row, so more replay is also more updates.",
@@ -423,7 +426,8 @@ SUITES: dict[str, Suite] = {
             "gpu": Scale("mujoco_h200", MUJOCO[1:3], 3, {**_QUIET, "total_env_steps": 1_000_000}),
             "paper": Scale("mujoco", MUJOCO, 10),
         },
-        remark="The text does not name the environments; these are Gym's usual ones.",
+        remark="The text does not name the environments; these are Gym's usual ones. Every row has "
+        "the preset's entropy bonus, not its update's own; MPO's loss has no such term.",
     ),
     "atari_40m": Suite(
         title="Nine games at 40M frames",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from muesli.config import Config, ConfigError, validate
-from muesli.fields import set_field
+from muesli.config import UPDATE_DEFAULTS, Config, ConfigError, leaves, validate
+from muesli.fields import get_field, set_field
 from muesli.presets import PRESETS, with_update
 
 Fields = Mapping[str, Any]
@@ -39,16 +40,24 @@ class Scale:
     fields: Fields = field(default_factory=dict)
 
 
+Kind = Literal["better", "similar", "no_worse"]
+
+
 @dataclass(frozen=True)
 class Claim:
     """What the paper says of two rows. ``better``: the first scores higher; ``similar``: neither
     does; ``no_worse``: the second does not. ``text`` is the sentence the report prints.
     """
 
-    kind: Literal["better", "similar", "no_worse"]
+    kind: Kind
     first: str
     second: str
     text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            hint = did_you_mean(self.kind, get_args(Kind))
+            raise ConfigError(f"claims: there is no kind '{self.kind}'; {hint}")
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,19 @@ class Suite:
     published: Mapping[str, str] = field(default_factory=dict)
     """What the paper prints for single environments, as text."""
 
+    def __post_init__(self) -> None:
+        names = [row.name for row in self.rows]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"rows: '{name}' is there twice")
+            if not name or name.strip(".") == "" or set(name) & set("/\\\0"):
+                raise ConfigError(f"rows: '{name}' cannot name a directory")
+        for claim in self.claims:
+            for name in (claim.first, claim.second):
+                if name not in names:
+                    hint = did_you_mean(name, names)
+                    raise ConfigError(f"claims: there is no row '{name}'; {hint}")
+
     def with_rows(self, *rows: Row) -> Suite:
         """The same suite with more rows; one of a known name takes its place."""
         merged = {row.name: row for row in (*self.rows, *rows)}
@@ -77,7 +99,7 @@ class Suite:
 class Run(NamedTuple):
     """One seed of one row in one environment.
 
-    config: its whole configuration, or None where ``missing`` says what this version lacks.
+    config: its whole configuration, or None where ``missing`` says what this installation lacks.
     """
 
     row: str
@@ -93,18 +115,46 @@ class Run(NamedTuple):
         return f"{self.row}/{plain}/seed-{self.seed}"
 
 
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The nearest of some names, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+
+
 def set_fields(config: Config, fields: Fields) -> Config:
     """A configuration with dotted fields replaced; raises a ConfigError for one it has not.
 
     ``update.name`` brings that update's own hyperparameters; the other fields come after it.
     """
+    for dotted in fields:
+        try:
+            get_field(config, dotted)
+        except ConfigError as error:
+            known = [name for name, _ in leaves(config)]
+            close = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{error}{hint}") from None
     if "update.name" in fields:
-        config = with_update(config, fields["update.name"])
+        config = _with_update(config, fields["update.name"])
     for dotted, value in fields.items():
         if dotted != "update.name":
             value = value(config) if callable(value) else value
             config = set_field(config, dotted, value)
     return config
+
+
+def _with_update(config: Config, name: str) -> Config:
+    """The same run with another policy update and its own hyperparameters.
+
+    An entropy bonus that was set for the environment's sake, not the update's, stays: rows that
+    differ in their updates are not to differ in that.
+    """
+    mine = config.update
+    usual = UPDATE_DEFAULTS.get(mine.name)
+    changed = with_update(config, name)
+    if usual is None or mine.entropy_weight == usual.entropy_weight:
+        return changed
+    return set_field(changed, "update.entropy_weight", mine.entropy_weight)
 
 
 @dataclass(frozen=True)
@@ -130,38 +180,43 @@ def scale_of(suite: Suite, name: str) -> Scale:
 def base_config(scale: Scale) -> Config:
     """What every row of a suite starts from at a scale."""
     if scale.preset not in PRESETS:
-        raise ConfigError(f"this version has no preset '{scale.preset}'")
+        hint = did_you_mean(scale.preset, list(PRESETS))
+        raise ConfigError(f"preset: this version has no '{scale.preset}'; {hint}")
     return set_fields(PRESETS[scale.preset](), scale.fields)
 
 
 def expand(suite: Suite, selection: Selection) -> list[Run]:
-    """Every run of a suite, in order: rows, then environments, then seeds."""
+    """Every run of a suite, in order: rows, then environments, then seeds.
+
+    Raises a ConfigError for a row that contradicts itself, or what was chosen for every run.
+    """
     scale = scale_of(suite, selection.scale)
     rows = [r for r in suite.rows if not selection.rows or r.name in selection.rows]
-    unknown = set(selection.rows) - {r.name for r in suite.rows}
-    if unknown:
-        known = ", ".join(r.name for r in suite.rows)
-        raise ConfigError(f"rows: there is no '{min(unknown)}'; there are {known}")
+    known = [r.name for r in suite.rows]
+    for name in selection.rows:
+        if name not in known:
+            raise ConfigError(f"rows: there is no '{name}'; {did_you_mean(name, known)}")
     seeds = scale.seeds if selection.seeds is None else selection.seeds
     if seeds < 1:
         raise ConfigError(f"seeds: must be at least 1, got {seeds}")
-    runs = []
-    for row in rows:
-        for env in selection.envs or scale.envs:
-            config, missing = _configure(scale, row, env, selection.fields)
-            for seed in range(seeds):
-                seeded = None if config is None else dataclasses.replace(config, seed=seed)
-                runs.append(Run(row.name, env, seed, seeded, missing))
-    return runs
+    envs = tuple(dict.fromkeys(selection.envs or scale.envs))
+    return [
+        Run(row.name, env, seed, dataclasses.replace(config, seed=seed), "")
+        for row in rows
+        for env in envs
+        for config in (_configure(scale, row, env, selection.fields),)
+        for seed in range(seeds)
+    ]
 
 
-def _configure(scale: Scale, row: Row, env: str, last: Fields) -> tuple[Config | None, str]:
+def _configure(scale: Scale, row: Row, env: str, last: Fields) -> Config:
+    base = base_config(scale)
     try:
         # Rows may compute a field from what was chosen; and what was chosen outlasts the
         # hyperparameters that a row's update brings.
-        config = set_fields(base_config(scale), {"env.name": env, **last})
+        config = set_fields(base, {"env.name": env, **last})
         config = set_fields(set_fields(config, row.fields), last)
         validate(config)
     except ConfigError as error:
-        return None, str(error)
-    return config, ""
+        raise ConfigError(f"row {row.name} on {env}: {error}") from error
+    return config
