@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from muesli.config import ConfigError
-from muesli.executors.jobs import Job, write_job
-from muesli.executors.local import Outcome, is_done, job_command, last_line
+from muesli.executors.jobs import Job, forget_failure, note_failure, write_job
+from muesli.executors.local import Outcome, is_done, job_command, reason, unfinished
 
 
 def run_on_ray(
@@ -53,24 +53,37 @@ def run_on_ray(
         return done.returncode
 
     outcomes = [Outcome(job, "already done", "") for job in jobs if is_done(job, out)]
-    pending: dict[Any, tuple[Job, Path]] = {}
+    pending: dict[Any, tuple[Job, Path, int]] = {}
     try:
         for job in jobs:
             if is_done(job, out):
                 continue
             file = write_job(job, out).resolve()
+            forget_failure(file)
             log = file.with_suffix(".log")
-            pending[task.remote(job_command(file, plugins), str(log))] = (job, log)
+            start = log.stat().st_size if log.exists() else 0
+            pending[task.remote(job_command(file, plugins), str(log))] = (job, file, start)
         while pending:
             ready, _ = ray.wait(list(pending), num_returns=1)
-            job, log = pending.pop(ready[0])
+            job, file, start = pending.pop(ready[0])
+            log = file.with_suffix(".log")
             try:
                 ray.get(ready[0])
-                outcomes.append(Outcome(job, "done", ""))
+                why = unfinished(job, out)
             except ray.exceptions.RayError as error:
-                why = last_line(log) if log.exists() else str(error).splitlines()[-1]
-                outcomes.append(Outcome(job, "failed", f"({why}; see {log})"))
-            say(f"{outcomes[-1].status:<8} {job.name} {outcomes[-1].detail}".rstrip())
+                why = reason(log, start) if log.exists() else str(error).splitlines()[-1]
+            outcome = Outcome(job, "done", "")
+            if why:
+                note_failure(file, job, why)
+                outcome = Outcome(job, "failed", f"({why}; see {log})")
+            outcomes.append(outcome)
+            say(f"{outcome.status:<8} {job.name} {outcome.detail}".rstrip())
+    except KeyboardInterrupt:
+        for reference in pending:
+            ray.cancel(reference, force=False)
+        outcomes += [
+            Outcome(job, "stopped", "the same command continues it") for job, *_ in pending.values()
+        ]
     finally:
         if started:
             ray.shutdown()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from muesli.config import ConfigError
-from muesli.executors.jobs import state_of
+from muesli.executors.jobs import state_of, write_whole
 from muesli.fields import differences
 from muesli.suites import Run, Selection, Suite
 
@@ -48,10 +51,10 @@ def describe(
             for row in suite.rows
             if row.name in used
         ],
+        # All of them: rows that come later bring theirs to life, and a report drops the others.
         "claims": [
             {"kind": c.kind, "first": c.first, "second": c.second, "text": c.text}
             for c in suite.claims
-            if c.first in used and c.second in used
         ],
         "runs": [
             {
@@ -73,21 +76,46 @@ def _plain(value: Any) -> Any:
 def write_description(out: Path, description: dict[str, Any], runs: Sequence[Run]) -> None:
     """Writes ``suite.json``; refuses the directory of another suite or scale, and one whose runs
     have other configurations than ``runs``: before anything is written.
+
+    What several commands at once add is all there in the end.
     """
-    file = out / FILE
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    for key in ("suite", "scale"):
-        if known is not None and known.get(key) != description[key]:
-            raise ConfigError(
-                f"out: {out} holds the suite {known.get('suite')} at scale "
-                f"{known.get('scale')}; choose another directory"
-            )
-    _refuse_changed(out, runs)
-    if known is not None:
-        _refuse_other_fields(out, known, description)
-        description = _merge(known, description, _something_to_do(out, runs))
     out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    with _alone(out):
+        file = out / FILE
+        known = _read_known(file) if file.exists() else None
+        for key in ("suite", "scale"):
+            if known is not None and known[key] != description[key]:
+                raise ConfigError(
+                    f"out: {out} holds the suite {known['suite']} at scale "
+                    f"{known['scale']}; choose another directory"
+                )
+        _refuse_changed(out, runs)
+        if known is not None:
+            _refuse_other_fields(out, known, description)
+            description = _merge(known, description, _something_to_do(out, runs))
+        write_whole(file, json.dumps(description, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Until it is left, no other command is in here for the same directory."""
+    lock = os.open(out / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _read_known(file: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"out: {file} cannot be read ({error})") from error
+    lacking = {"suite", "scale", "command", "runs"} - set(known if isinstance(known, dict) else ())
+    if lacking:
+        raise ConfigError(f"out: {file} describes no suite (it lacks {min(lacking)})")
+    return dict(known)
 
 
 def _refuse_changed(out: Path, runs: Sequence[Run]) -> None:
@@ -156,6 +184,4 @@ def _merge(known: dict[str, Any], new: dict[str, Any], runs: bool) -> dict[str, 
         merged[key] = list((kept | {entry[name]: entry for entry in new[key]}).values())
     merged["envs"] = list(dict.fromkeys([*known.get("envs", []), *new["envs"]]))
     merged["seeds"] = len({run["seed"] for run in merged["runs"]})
-    rows = {row["name"] for row in merged["rows"]}
-    merged["claims"] = [c for c in merged["claims"] if {c["first"], c["second"]} <= rows]
     return merged

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,16 +152,43 @@ def frames_of(config: Config) -> int:
 
 
 def write_job(job: Job, out: Path) -> Path:
-    """The job as a file that ``muesli job`` does."""
-    file = out / "jobs" / f"{job.number}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """The job as a file that ``muesli job`` does, named by what is in it: two commands at once in
+    one directory do not take each other's jobs for their own.
+    """
     runs = [
         {"directory": str((out / "runs" / run.path).resolve()), "config": _as_json(run.config)}
         for run in job.runs
     ]
     value = {"preset": job.preset, "env": job.env, "together": job.together, "runs": runs}
-    file.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    text = json.dumps(value, indent=1)
+    name = job.runs[0].path.rpartition("/")[0].replace("/", "-")
+    file = out / "jobs" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, text)
     return file
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file that nobody ever sees half of."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def note_failure(file: Path, job: Job, why: str) -> None:
+    """Keeps, beside a job's file, that it failed: for whoever looks at the suite later."""
+    runs = [f"runs/{run.path}" for run in job.runs]
+    log = f"jobs/{file.with_suffix('.log').name}"
+    value = {"job": job.name, "why": why, "log": log, "runs": runs}
+    write_whole(file.with_suffix(".failed"), json.dumps(value, indent=1) + "\n")
+
+
+def forget_failure(file: Path) -> None:
+    """As the job is tried again."""
+    file.with_suffix(".failed").unlink(missing_ok=True)
 
 
 def _as_json(config: Config | None) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from muesli.executors.jobs import Job, state_of, write_job
+from muesli.executors.jobs import Job, forget_failure, note_failure, state_of, write_job
 
 _POLL_SECONDS = 0.2
 
@@ -39,14 +39,65 @@ def is_done(job: Job, out: Path) -> bool:
     return all(state_of(out / "runs" / run.path) == "finished" for run in job.runs)
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [x for x in log.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
-    return lines[-1] if lines else "it said nothing"
+def unfinished(job: Job, out: Path) -> str:
+    """What to say of a job whose process ended well but left runs undone; nothing otherwise."""
+    undone = [r.path for r in job.runs if state_of(out / "runs" / r.path) != "finished"]
+    more = f" and {len(undone) - 1} more" if len(undone) > 1 else ""
+    return f"it ended without finishing {undone[0]}{more}" if undone else ""
 
 
-class _Stopped(Exception):
-    """A signal asked this process to stop."""
+def reason(log: Path, start: int = 0) -> str:
+    """What a log, from a position on, says went wrong: its last exception or word of ours; or,
+    without those, its last line.
+
+    (JAX says after an exception that it has shortened its traceback.)
+    """
+    with log.open("rb") as stream:
+        stream.seek(start)
+        lines = stream.read().decode("utf-8", "replace").splitlines()
+    found, last, within = "", "", False
+    for line in filter(str.strip, lines):
+        last = line.strip()
+        if line.startswith("Traceback (most recent call last)"):
+            within = True
+        elif within and not line[0].isspace():
+            found, within = last, False
+        elif line.startswith(("muesli:", "muesli job:")):
+            found = last
+    return found or last or "it said nothing"
+
+
+class _Signals:
+    """Counts SIGINT and SIGTERM while it is entered; elsewhere than in the main thread whoever
+    called looks after them.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) != signal.SIG_IGN:  # as of a job in the background
+                    self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class _Running(NamedTuple):
+    """A job under way. start: where in its log this try begins."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    file: Path
+    start: int
 
 
 def run_locally(
@@ -58,55 +109,41 @@ def run_locally(
 ) -> list[Outcome]:
     """Does every job that is not done yet. A failed one does not stop the others.
 
-    A signal is passed on: the runs under way save themselves and can be continued.
+    A signal is passed on: the runs under way save themselves and can be continued. A second one
+    makes them leave at once, a third ends them.
     """
-    outcomes: list[Outcome] = []
-    waiting = []
-    for job in jobs:
-        if is_done(job, out):
-            outcomes.append(Outcome(job, "already done", ""))
-        else:
-            waiting.append(job)
-    running: list[tuple[Job, subprocess.Popen[bytes], Path]] = []
-    # Elsewhere than in the main thread, whoever called us handles signals.
-    ours = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, _raise_stopped) if ours else None
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
+    outcomes = [Outcome(job, "already done", "") for job in jobs if is_done(job, out)]
+    already = {id(outcome.job) for outcome in outcomes}
+    waiting = [job for job in jobs if id(job) not in already]
+    running: list[_Running] = []
+    passed_on = 0
+    with _Signals() as signals:
+        while running or (waiting and not signals.count):
+            while waiting and len(running) < at_once and not signals.count:
                 job = waiting.pop(0)
                 say(f"started  {job.name}")
-                running.append((job, *_start(job, out, plugins, at_once)))
-            for entry in [e for e in running if e[1].poll() is not None]:
+                running.append(_start(job, out, plugins, at_once))
+            for entry in running:
+                if passed_on < signals.count:
+                    (entry.process.terminate if signals.count < 3 else entry.process.kill)()
+            passed_on = signals.count
+            for entry in [e for e in running if e.process.poll() is not None]:
                 running.remove(entry)
-                outcomes.append(_conclude(*entry))
-                say(f"{outcomes[-1].status:<8} {entry[0].name} {outcomes[-1].detail}".rstrip())
+                outcomes.append(_conclude(entry, out, signals.count > 0))
+                say(f"{outcomes[-1].status:<8} {entry.job.name} {outcomes[-1].detail}".rstrip())
             time.sleep(_POLL_SECONDS)
-    except (KeyboardInterrupt, _Stopped):
-        for _, process, _ in running:
-            process.terminate()
-        for job, process, _ in running:
-            process.wait()
-            outcomes.append(Outcome(job, "stopped", "the same command continues it"))
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, previous)
     return outcomes
 
 
-def _raise_stopped(number: int, frame: FrameType | None) -> None:
-    raise _Stopped
-
-
-def _start(
-    job: Job, out: Path, plugins: Sequence[str], at_once: int
-) -> tuple[subprocess.Popen[bytes], Path]:
+def _start(job: Job, out: Path, plugins: Sequence[str], at_once: int) -> _Running:
     file = write_job(job, out)
+    forget_failure(file)
     log = file.with_suffix(".log")
     environment = dict(os.environ)
     if at_once > 1:  # several processes share one GPU's memory
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / at_once:.3f}")
     with log.open("ab") as stream:
+        start = stream.tell()
         # A session of its own: Ctrl-C reaches this process only, which passes on one signal.
         process = subprocess.Popen(
             job_command(file.resolve(), plugins),
@@ -116,10 +153,21 @@ def _start(
             env=environment,
             start_new_session=True,
         )
-    return process, log
+    return _Running(job, process, file, start)
 
 
-def _conclude(job: Job, process: subprocess.Popen[bytes], log: Path) -> Outcome:
-    if process.returncode == 0:
+def _conclude(entry: _Running, out: Path, stopping: bool) -> Outcome:
+    job, process, file, start = entry
+    code, log = process.returncode, file.with_suffix(".log")
+    if code == 0:
+        why = unfinished(job, out)
+    elif stopping and (code < 0 or code > 128):
+        return Outcome(job, "stopped", "the same command continues it")
+    elif code < 0:
+        why = f"killed by {signal.Signals(-code).name}: {reason(log, start)}"
+    else:
+        why = f"exit {code}: {reason(log, start)}"
+    if not why:
         return Outcome(job, "done", "")
-    return Outcome(job, "failed", f"(exit {process.returncode}: {last_line(log)}; see {log})")
+    note_failure(file, job, why)
+    return Outcome(job, "failed", f"({why}; see {log})")
