@@ -6,6 +6,7 @@ the runs of every game anew, so that games stay represented as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -43,9 +44,11 @@ def normalised(score: float, random: float, reference: float) -> float:
 
 
 def final_score(returns: Sequence[float], episodes: int = LAST_EPISODES) -> float | None:
-    """The mean of a run's last training episodes; None for a run without any."""
+    """The mean of a run's last training episodes; None for a run without any, and for one that
+    diverged: what is not finite is no score.
+    """
     last = np.asarray(list(returns)[-episodes:], np.float64)
-    return float(last.mean()) if last.size else None
+    return float(last.mean()) if last.size and np.isfinite(last).all() else None
 
 
 # --- aggregates over the last two axes [..., runs, games] -----------------------------------
@@ -147,6 +150,75 @@ def difference(first: Scores, second: Scores) -> np.ndarray:
     return mean(first) - mean(second)
 
 
+# --- which of two is better -----------------------------------------------------------------
+
+
+def welch(first: Scores, second: Scores, confidence: float = 0.95) -> Estimate:
+    """Mean of the first minus mean of the second, with Welch's t interval, stratified by game.
+
+    first: [runs, games]; second: [runs', games]. Every game brings its own two variances; the
+    degrees of freedom are Welch's and Satterthwaite's over all of them. Percentiles of a bootstrap
+    are too narrow for so few runs: where nothing differs, they exclude 0 in 3 cases of 10 with two
+    runs, and in 1 of 10 with five. There is no interval where runs are too few for any
+    (``rearrangements``).
+    """
+    value = float(difference(first, second))
+    runs = np.array([[len(first)], [len(second)]])
+    alike = (1.0 - confidence) / 2.0
+    if runs.min() < 2 or rearrangements(first, second) * alike < 1.0:
+        return Estimate(value, None, None)
+    variances = np.stack([x.var(axis=0, ddof=1) for x in (first, second)]) / runs  # [2, games]
+    total = variances.sum()
+    if total == 0.0:
+        return Estimate(value, value, value)
+    freedom = float(total**2 / (variances**2 / (runs - 1)).sum())
+    reach = student_quantile(1.0 - alike, freedom) * math.sqrt(total) / first.shape[1]
+    return Estimate(value, value - reach, value + reach)
+
+
+def rearrangements(first: Scores, second: Scores) -> float:
+    """In how many ways the runs of each game could have been dealt to the two algorithms.
+
+    If they are alike, each way is as probable; so with fewer than 40 no outcome, however clear, is
+    rarer than 1 in 20. Games in which all runs ended alike tell nothing, unless all did.
+    """
+    telling = int((np.ptp(np.concatenate([first, second]), axis=0) > 0.0).sum())
+    each = math.comb(len(first) + len(second), len(first))
+    # Beyond what can be counted it no longer matters.
+    return math.exp(min(700.0, (telling or first.shape[1]) * math.log(each)))
+
+
+def student_quantile(probability: float, freedom: float) -> float:
+    """The value below which Student's t lies with a probability; ``freedom`` is at least 1.
+
+    With t = √ν tan θ, the density of θ is cos θ to the power ν − 1, which is integrated.
+    """
+    if freedom > 1e5:  # a normal variable, to five digits
+        freedom = 1e5
+    span = min(math.pi / 2.0, 40.0 / math.sqrt(freedom))
+    angles = np.linspace(-span, span, 40_001)
+    density = np.maximum(np.cos(angles), 0.0) ** (freedom - 1.0)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(freedom) * math.tan(np.interp(probability * below[-1], below, angles))
+
+
+def ranks(first: Scores, second: Scores) -> tuple[Scores, Scores]:
+    """Scores as ranks among both algorithms' runs of a game, so scaled that their difference of
+    means is the probability of improvement less a half; ties share a rank.
+
+    Whatever its units, a game counts as much as another.
+    """
+    both = np.concatenate([first, second])
+    below = (both[None] < both[:, None]).sum(axis=1) + 0.5 * (both[None] == both[:, None]).sum(
+        axis=1
+    )
+    scaled = below / len(both)
+    return scaled[: len(first)], scaled[len(first) :]
+
+
+# --- curves ---------------------------------------------------------------------------------
+
+
 def efficiency_curve(
     scores: Scores,
     aggregate: Aggregate = iqm,
@@ -190,8 +262,11 @@ def verdict(kind: str, gap: Estimate) -> str:
 
     ``holds``, ``reversed`` or ``open`` for "better"; ``differs`` or ``no difference seen`` for
     "similar", which few runs can never prove; for "no_worse" the same, but ``holds`` or
-    ``reversed`` for a difference; ``too few runs`` where there is no interval.
+    ``reversed`` for a difference; ``too few runs`` where there is no interval. Raises a ValueError
+    for what is not finite, which lies on no side of 0.
     """
+    if not all(math.isfinite(x) for x in gap if x is not None):
+        raise ValueError(f"verdict: must be finite, got {gap}")
     if gap.low is None or gap.high is None:
         return "too few runs"
     if gap.low <= 0.0 <= gap.high:
