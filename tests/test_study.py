@@ -30,7 +30,7 @@ from muesli.envs import ENVS
 from muesli.executors import rates
 from muesli.executors.directory import describe, write_description
 from muesli.executors.jobs import execute, plan, probe, state_of, steady, write_job
-from muesli.executors.local import run_locally
+from muesli.executors.local import reason, run_locally
 from muesli.fields import set_field
 from muesli.metrics import read_jsonl
 from muesli.plots import plot_sweep
@@ -152,6 +152,151 @@ def test_a_broken_run_continues_and_a_sweep_is_its_runs(study_dir, tmp_path, job
     # What is finished is kept without its ring, if the configuration says so.
     saved = read_manifest(next((shared / "checkpoints").glob("step-*")))
     assert not any(name.startswith(".replay") for name in saved["leaves"])
+
+
+def stand_in(monkeypatch, program):
+    """In place of every job's process: ``program`` in Python, which is given the job's file."""
+    line = lambda file, plugins: [sys.executable, "-c", program, str(file)]
+    monkeypatch.setattr("muesli.executors.local.job_command", line)
+
+
+def one_run(job, n=0):
+    return dataclasses.replace(job, together=False, runs=job.runs[n : n + 1])
+
+
+def test_jobs_of_two_commands_do_not_share_a_file(tmp_path, jobs):
+    files = [write_job(one_run(jobs[0], n), tmp_path) for n in (0, 2)]
+    assert files[0] != files[1] and all("lambda" in file.name for file in files)
+    asked = [json.loads(file.read_text())["runs"][0]["directory"] for file in files]
+    assert [Path(path).parts[-3] for path in asked] == ["lambda_0.3", "lambda_3"]
+    assert write_job(one_run(jobs[0]), tmp_path) == files[0]
+    assert len(list((tmp_path / "jobs").iterdir())) == 2  # nothing half written is left
+
+
+def test_a_process_that_ends_well_has_to_have_done_its_job(tmp_path, jobs, monkeypatch):
+    stand_in(monkeypatch, "print('fine')")
+    (outcome,) = run_locally([one_run(jobs[0])], tmp_path)
+    assert outcome.status == "failed"
+    assert "it ended without finishing lambda_0.3/catch/seed-0" in outcome.detail
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_more_signals_while_runs_save_themselves(tmp_path, jobs, monkeypatch, number):
+    """The second is passed on too, and neither ends this process before it has told."""
+    program = """if True:
+        import signal, sys, time, pathlib
+        file, heard = pathlib.Path(sys.argv[1]), []
+        def hear(number, frame):
+            heard.append(number)
+            file.with_suffix(".heard").write_text(str(len(heard)))
+        signal.signal(signal.SIGTERM, hear)
+        file.with_suffix(".ready").touch()
+        while len(heard) < 2:
+            time.sleep(0.05)
+        sys.exit(143)"""
+    stand_in(monkeypatch, program)
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+    def send():
+        folder = tmp_path / "jobs"
+        for _ in range(2):
+            before = time.monotonic()
+            while not list(folder.glob("*.ready")) and time.monotonic() < before + 20:
+                time.sleep(0.05)
+            os.kill(os.getpid(), number)
+            while not list(folder.glob("*.heard")) and time.monotonic() < before + 20:
+                time.sleep(0.05)
+            time.sleep(0.3)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    outcomes = run_locally([one_run(jobs[0]), one_run(jobs[0], 2)], tmp_path)
+    sender.join()
+    assert [(o.status, o.job.runs[0].row) for o in outcomes] == [("stopped", "lambda_0.3")]
+    assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_why_a_job_failed(tmp_path, jobs, monkeypatch, capsys):
+    """The exception, not what JAX says behind it; and of this try, not of the one before."""
+    log = tmp_path / "log"
+    shortened = (
+        "Traceback (most recent call last):\n  File x, line 1\nValueError: a hole in the pipe\n"
+        "--------------------\nFor simplicity, JAX has removed its internal frames from the "
+        "traceback of the following exception. Set JAX_TRACEBACK_FILTERING=off to include these.\n"
+    )
+    log.write_text(f"started\n{shortened}")
+    assert reason(log) == "ValueError: a hole in the pipe"
+    start = log.stat().st_size
+    assert reason(log, start) == "it said nothing"
+    with log.open("a") as stream:
+        stream.write("Traceback (most recent call last):\n  File x\nmy.Boom\n\nand then\n")
+    assert reason(log, start) == "my.Boom"
+    with log.open("a") as stream:
+        stream.write("muesli job: run_dir: is in use by another process\nbye\n")
+    assert reason(log, start) == "muesli job: run_dir: is in use by another process"
+    # It is kept, and told by whoever looks at the suite, until it is no longer so.
+    out, selection = tmp_path / "out", Selection("laptop", seeds=1, rows=("lambda_3",))
+    runs, _ = probe(expand(SUITE, selection))
+    write_description(out, describe("tested", SUITE, selection, runs, ["one"], []), runs)
+    stand_in(monkeypatch, f"import sys; sys.stderr.write({shortened!r}); sys.exit(1)")
+    (outcome,) = run_locally([one_run(jobs[0], 2)], out)
+    assert "(exit 1: ValueError: a hole in the pipe; see " in outcome.detail
+    (failure,) = read_study([out])["failures"]
+    assert failure["why"] == "exit 1: ValueError: a hole in the pipe"
+    assert failure["job"] == "lambda_3 on catch, 1 run" and (out / failure["log"]).exists()
+    assert cli.main(["compare", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "failed: lambda_3 on catch, 1 run (exit 1: ValueError: a hole in the pipe" in printed
+    stand_in(monkeypatch, "")
+    monkeypatch.setattr("muesli.executors.local.unfinished", lambda job, out: "")
+    run_locally([one_run(jobs[0], 2)], out)
+    assert read_study([out])["failures"] == []
+
+
+def test_rows_of_several_commands_get_their_claims(tmp_path):
+    out = tmp_path / "out"
+    for row, claims in (("lambda_0.3", 0), ("lambda_3", 1)):
+        selection = Selection("laptop", rows=(row,))
+        runs, _ = probe(expand(SUITE, selection))
+        write_description(out, describe("tested", SUITE, selection, runs, [row], []), runs)
+        assert len(read_study([out])["claims"]) == claims
+
+
+def test_commands_at_once_lose_nothing(tmp_path, monkeypatch):
+    """One reads what is there while the other has not written yet."""
+    from muesli.executors import directory as module
+
+    out, slow = tmp_path / "out", module._merge
+
+    def merge(*arguments):
+        time.sleep(0.3)
+        return slow(*arguments)
+
+    monkeypatch.setattr(module, "_merge", merge)
+
+    def add(rows):
+        selection = Selection("laptop", rows=rows)
+        runs = expand(SUITE, selection)
+        description = describe("tested", SUITE, selection, runs, list(rows), [])
+        write_description(out, description, runs)
+
+    add(("robotic",))
+    threads = [threading.Thread(target=add, args=((row,),)) for row in ("lambda_0.3", "lambda_3")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = json.loads((out / "suite.json").read_text())
+    assert {row["name"] for row in found["rows"]} == {"robotic", "lambda_0.3", "lambda_3"}
+
+
+def test_a_broken_description_is_said(tmp_path, capsys):
+    (tmp_path / "suite.json").write_text("{")
+    assert cli.main(["suite", "tested", "--out", str(tmp_path)]) == 2
+    assert "suite.json cannot be read" in capsys.readouterr().err
+    (tmp_path / "suite.json").write_text("{}")
+    assert cli.main(["suite", "tested", "--out", str(tmp_path)]) == 2
+    assert "describes no suite (it lacks command)" in capsys.readouterr().err
 
 
 def test_another_suites_directory_is_refused(study_dir, capsys):
@@ -299,7 +444,7 @@ def test_an_own_update_and_row_from_one_file(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     line = ["--plugin", str(EXAMPLE), "suite", "baselines", "--rows", "muesli_entropy"]
     line += ["--seeds", "1", "--total-env-steps", "1200", "--out", str(out)]
-    assert cli.main(line) == 0, (out / "jobs" / "0.log").read_text()
+    assert cli.main(line) == 0, next((out / "jobs").glob("*.log")).read_text()
     assert "1 jobs done" in capsys.readouterr().out
     run = out / "runs" / "muesli_entropy" / "catch" / "seed-0"
     config = json.loads((run / "config.json").read_text())
@@ -325,7 +470,7 @@ def test_a_study_is_read(study_dir):
     assert iqm["value"] == pytest.approx((sum(scores) / 2 + 0.6) / 1.6, abs=1e-3)
     assert iqm["low"] <= iqm["value"] <= iqm["high"]
     assert study["settings"]["rows"]["lambda_3"] == {"update.cmpo_weight": 3.0}
-    assert study["claims"][0]["verdict"] in ("no difference seen", "differs")
+    assert study["claims"][0]["verdict"] == "too few runs"  # two of one game each
     assert rows["robotic"]["finished"] == 0 and study["missing"]
 
 
@@ -667,7 +812,7 @@ def test_the_same_jobs_on_ray(tmp_path, jobs):
         found = {outcome.job.number: outcome for outcome in outcomes}
         assert found[0].status == "done" and found[1].status == "failed"
         assert "no environment 'nowhere'" in found[1].detail
-        log = (tmp_path / "jobs" / "1.log").read_text()
+        log = write_job(bad, tmp_path).with_suffix(".log").read_text()
         assert log.count("no environment 'nowhere'") == 2  # once more, as asked
         again = run_on_ray([good], tmp_path)
         assert [outcome.status for outcome in again] == ["already done"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from muesli.cli.main import UsageError
 from muesli.cli.options import prepare_output
+from muesli.config import ConfigError
 
 ENVS_SHOWN = 6
 """Environments that a table has room for beside the aggregates."""
@@ -49,7 +50,8 @@ def compare_command(argv: Sequence[str]) -> int:
     for study in studies:
         _print_study(study)
     if args.json:
-        print(json.dumps(studies[0] if len(studies) == 1 else studies))
+        whole = studies[0] if len(studies) == 1 else {"studies": studies}
+        print(json.dumps(whole, allow_nan=False))
     return 0
 
 
@@ -62,7 +64,10 @@ def _print_study(study: Mapping[str, Any]) -> None:
     title = f"{study['title']}{f' ({where})' if where else ''}"
     games = [env["name"] for env in study["envs"]]
     first = games[:ENVS_SHOWN]
-    aggregates = AGGREGATES if study["comparable"] else {}
+    there = {name for row in study["rows"] for name in row["aggregates"]}
+    aggregates = {name: shown for name, shown in AGGREGATES.items() if name in there}
+    if study["measure"] == "raw return":
+        aggregates = {name: f"{shown} (raw return)" for name, shown in aggregates.items()}
     if len(games) > 1 and aggregates:
         console.print(_table(title, study["rows"], aggregates, ()))
         console.print(_table("in each environment's own units", study["rows"], {}, first))
@@ -74,12 +79,35 @@ def _print_study(study: Mapping[str, Any]) -> None:
     unfinished = study["runs_wanted"] - study["runs_finished"]
     if unfinished:
         console.print(f"{unfinished} of {study['runs_wanted']} runs are not finished")
-    for line in study["missing"]:
-        console.print(f"not here: {line}", markup=False)
+    for line in _remarks(study):
+        console.print(line, markup=False, highlight=False)
     for claim in study["claims"]:
         chance = claim["improvement"]
         shown = f"P(improvement) {_interval(chance)}" if chance else ""
-        console.print(f"  {claim['verdict']:<20} {claim['text']}   {shown}", markup=False)
+        decided = claim["provisional"] and chance
+        verdict = f"{claim['verdict']}{' so far' if decided else ''}"
+        console.print(f"  {verdict:<20} {claim['text']}   {shown}", markup=False)
+    if study["caveat"]:
+        console.print(study["caveat"], markup=False, highlight=False)
+
+
+def _remarks(study: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table has to know of it."""
+    lines = []
+    for row in study["rows"]:
+        if row["diverged"]:
+            runs = "1 run" if row["diverged"] == 1 else f"{row['diverged']} runs"
+            lines.append(f"{row['name']}: {runs} diverged (returns not finite) and has no score")
+        if row["uncounted"]:
+            lines.append(
+                f"{row['name']}: the first {row['counted']} runs of every environment are counted, "
+                f"{row['uncounted']} more of some are not"
+            )
+    if any(row["provisional"] and row["aggregates"] for row in study["rows"]):
+        lines.append("aggregates of unfinished rows are so far")
+    lines += [f"failed: {f['job']} ({f['why']}; see {f['log']})" for f in study["failures"]]
+    lines += [f"not here: {line}" for line in study["missing"]]
+    return lines
 
 
 def _table(
@@ -172,6 +200,6 @@ def _media(study: Mapping[str, Any], directory: Path, rows: int) -> list[dict[st
             poster = run_dir / "report.png"
             first_frame(video, poster)
             media.append({"caption": caption, "data": embed(video), "poster": embed(poster)})
-        except (CheckpointError, AssertionError, OSError) as error:
+        except (CheckpointError, ConfigError, AssertionError, OSError) as error:
             print(f"no video of {row['name']}: {error}")
     return media

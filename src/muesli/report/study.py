@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +20,19 @@ from muesli.report.references import reference_of
 
 POINTS = 80
 """Points of a curve at most."""
+CAVEAT = (
+    "Verdicts are by 95% Welch intervals, stratified by environment: where rows are alike, about "
+    "1 claim in 20 is decided all the same, and few runs leave most differences open."
+)
+"""Goes with every list of verdicts."""
 
 
 class RunData(NamedTuple):
     """What one run left behind.
 
-    steps, returns: its learning curve; score: by the paper's protocol, None before any episode;
-    self_play: whether evaluations score it; complete: whether it reached its last step; progress:
-    in [0, 1].
+    steps, returns: its learning curve; score: by the paper's protocol, None before any episode and
+    for a run that diverged; self_play: whether evaluations score it; diverged: whether what should
+    score it is not finite; complete: whether it reached its last step; progress: in [0, 1].
     """
 
     row: str
@@ -36,6 +43,7 @@ class RunData(NamedTuple):
     returns: list[float]
     score: float | None
     self_play: bool
+    diverged: bool
     complete: bool
     progress: float
     config: Mapping[str, Any]
@@ -49,34 +57,67 @@ def read_run(path: Path, row: str = "", env: str = "", seed: int = 0) -> RunData
         machine = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    _check_config(config, path / "config.json")
     rows = _rows(path / "metrics.jsonl")
     # Self-play returns say nothing of strength: there, evaluations do.
     self_play = config["agent"]["discount"] < 0.0
     key = "eval_return_mean" if self_play else "episode_return_mean"
-    curve = [(r["env_steps"], r[key]) for r in rows if isinstance(r.get(key), int | float)]
+    curve = [(_number(r.get("env_steps")), _number(r[key])) for r in rows if r.get(key) is not None]
     if self_play:
-        score = curve[-1][1] if curve else None
+        scoring = [y for _, y in curve[-1:]]
     else:
-        score = statistics.final_score([e["return"] for e in _rows(path / "episodes.jsonl")])
-    done = rows[-1]["env_steps"] if rows else 0
+        episodes = [_number(e.get("return")) for e in _rows(path / "episodes.jsonl")]
+        scoring = episodes[-statistics.LAST_EPISODES :]
+    done = max((x for r in rows if math.isfinite(x := _number(r.get("env_steps")))), default=0.0)
     return RunData(
         row=row or path.name,
         env=env or config["env"]["name"],
         seed=seed or config["seed"],
         path=path,
-        steps=[float(x) for x, _ in curve],
-        returns=[float(y) for _, y in curve],
-        score=score,
+        steps=[x for x, y in curve if math.isfinite(x + y)],
+        returns=[y for x, y in curve if math.isfinite(x + y)],
+        score=statistics.final_score(scoring),
         self_play=self_play,
+        diverged=not all(map(math.isfinite, scoring)),
         complete=done >= config["total_env_steps"],
         progress=min(1.0, done / config["total_env_steps"]),
         config=config,
-        machine=machine,
+        machine=machine if isinstance(machine, dict) else {},
     )
 
 
+def _check_config(config: Any, file: Path) -> None:
+    """Refuses what is no configuration, as far as it is read here."""
+    for dotted, kind in (
+        ("agent.discount", int | float),
+        ("env.name", str),
+        ("seed", int),
+        ("total_env_steps", int),
+    ):
+        value = config
+        for name in dotted.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            raise ConfigError(f"{file} is no configuration of a run ({dotted} is {value})")
+    if config["total_env_steps"] < 1:
+        raise ConfigError(f"{file} is no configuration of a run (total_env_steps is below 1)")
+
+
+def _number(value: Any) -> float:
+    """A number as it was logged: what is not finite stands there as text. Not finite if none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_jsonl(path) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        return [row for row in read_jsonl(path) if isinstance(row, dict)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error})") from error
 
 
 def read_study(directories: Sequence[Path]) -> dict[str, Any]:
@@ -91,6 +132,7 @@ def read_study(directories: Sequence[Path]) -> dict[str, Any]:
         found = [run for run in read if run is not None]
         if not found:
             raise ConfigError(f"{directory} holds neither a suite nor a run")
+        _refuse_nested([run.path for run in found])
         experiments |= _experiments(directory, found)
     names = distinct_names(list(experiments))
     runs = [run._replace(row=name) for path, name in names.items() for run in experiments[path]]
@@ -107,8 +149,17 @@ def read_study(directories: Sequence[Path]) -> dict[str, Any]:
         "claims": [],
         "rows": [{"name": name, "fields": {}, "published": ""} for name in names.values()],
         "missing": [],
+        "failures": [],
     }
-    return _summarise(meta, runs, len(runs))
+    return _summarise(meta, runs, Counter((run.row, run.env) for run in runs))
+
+
+def _refuse_nested(paths: Sequence[Path]) -> None:
+    """Whether a run below another belongs to it, nobody knows."""
+    for path in paths:
+        for outer in paths:
+            if outer in path.parents:
+                raise ConfigError(f"{outer} is a run with another one below it ({path})")
 
 
 def _experiments(directory: Path, runs: Sequence[RunData]) -> dict[Path, list[RunData]]:
@@ -142,46 +193,119 @@ def distinct_names(directories: Sequence[Path]) -> dict[Path, str]:
 
 
 def _read_suite(directory: Path) -> dict[str, Any]:
+    file = directory / "suite.json"
     try:
-        meta = json.loads((directory / "suite.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{directory}/suite.json cannot be read ({error})") from error
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error})") from error
+    _check_description(meta, file)
     runs = []
-    for entry in meta["runs"]:
-        if not entry["missing"]:
-            run = read_run(directory / entry["path"], entry["row"], entry["env"], entry["seed"])
-            if run is not None:
-                runs.append(run)
     able = [entry for entry in meta["runs"] if not entry["missing"]]
+    for entry in able:
+        run = read_run(directory / entry["path"], entry["row"], entry["env"], entry["seed"])
+        if run is not None:
+            runs.append(run)
     lacking = [f"{e['row']}: {e['missing']}" for e in meta["runs"] if e["missing"]]
-    return _summarise({**meta, "missing": list(dict.fromkeys(lacking))}, runs, len(able))
+    there = {row["name"] for row in meta["rows"]}
+    meta |= {
+        "missing": list(dict.fromkeys(lacking)),
+        "claims": [c for c in meta["claims"] if {c["first"], c["second"]} <= there],
+        "failures": _failures(directory, runs),
+    }
+    return _summarise(meta, runs, Counter((entry["row"], entry["env"]) for entry in able))
 
 
-def _summarise(meta: dict[str, Any], runs: Sequence[RunData], wanted: int) -> dict[str, Any]:
-    """Scores, aggregates, curves and verdicts of a study."""
-    envs = list(dict.fromkeys(run.env for run in runs))
+def _check_description(meta: Any, file: Path) -> None:
+    """Refuses a ``suite.json`` that lacks what is read here."""
+    texts = ("suite", "title", "figure", "remark", "scale", "preset", "command", "plugins")
+    lists = {
+        "rows": ("name", "fields", "published"),
+        "claims": ("kind", "first", "second", "text"),
+        "runs": ("row", "env", "seed", "path", "missing"),
+    }
+    if not isinstance(meta, dict):
+        raise ConfigError(f"{file} describes no suite")
+    for name in (*texts, *lists):
+        if name not in meta:
+            raise ConfigError(f"{file} describes no suite (it lacks {name})")
+    for name, needed in lists.items():
+        entries = meta[name] if isinstance(meta[name], list) else [None]
+        for entry in entries:
+            lacking = [n for n in needed if not isinstance(entry, dict) or n not in entry]
+            if lacking:
+                raise ConfigError(f"{file} describes no suite ({name} lack {lacking[0]})")
+
+
+def _failures(directory: Path, runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """The jobs that failed and whose runs nobody has finished since."""
+    done = {str(run.path.relative_to(directory)) for run in runs if run.complete}
+    found = []
+    for file in sorted((directory / "jobs").glob("*.failed")):
+        try:
+            failure = json.loads(file.read_text(encoding="utf-8"))
+            if not done.issuperset(failure["runs"]):
+                found.append({key: failure[key] for key in ("job", "why", "log", "runs")})
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it is being tried again at this moment
+    return found
+
+
+class _Table(NamedTuple):
+    """What a claim is judged by. raw: scores [runs, games] in the games' own units, None while an
+    environment has none; scores: with the common measure, None without one.
+    """
+
+    raw: np.ndarray | None
+    scores: np.ndarray | None
+    begun: bool
+    provisional: bool
+
+
+def _summarise(
+    meta: dict[str, Any], runs: Sequence[RunData], wanted: Mapping[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Scores, aggregates, curves and verdicts of a study. wanted: runs by row and environment."""
+    # An environment whose runs have not begun is one of the study's all the same.
+    envs = list(dict.fromkeys(env for _, env in wanted))
     references = {env: reference_of(env) for env in envs}
     # One game may stay in its own units; several without a common measure are not averaged.
     comparable = len(envs) == 1 or all(references.values())
-    rows = [_row(row, runs, envs, references, comparable) for row in meta["rows"]]
-    matrices = {row["name"]: row.pop("matrix") for row in rows}
-    return {
+    measure = "normalised" if all(references.values()) else "raw return" if comparable else "none"
+    summaries = [_row(row, runs, wanted, references, measure) for row in meta["rows"]]
+    rows = [row for row, _ in summaries]
+    tables = {row["name"]: table for row, table in summaries}
+    claims = [_claim(claim, tables, measure) for claim in meta["claims"]]
+    study = {
         **{key: meta[key] for key in ("suite", "title", "figure", "remark", "scale", "preset")},
         "published": meta.get("published", {}),
         "command": meta["command"],
         "earlier_commands": meta.get("earlier_commands", []),
         "plugins": meta["plugins"],
         "missing": meta["missing"],
-        "runs_wanted": wanted,
+        "failures": meta["failures"],
+        "runs_wanted": sum(wanted.values()),
         "runs_finished": sum(run.complete for run in runs),
-        "progress": sum(run.progress for run in runs) / max(1, wanted),
+        "runs_diverged": sum(run.diverged for run in runs),
+        "progress": sum(run.progress for run in runs) / max(1, sum(wanted.values())),
         "comparable": comparable,
+        "measure": measure,
         "envs": [_env(env, references[env], runs) for env in envs],
         "rows": rows,
-        "claims": [_claim(claim, matrices) for claim in meta["claims"]],
+        "claims": claims,
+        "caveat": CAVEAT if claims else "",
         "machines": _machines(runs),
         "settings": _settings(meta, runs),
     }
+    return dict(_finite(study))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that JSON has not."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(x) for key, x in value.items()}
+    return [_finite(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _env(env: str, reference: Any, runs: Sequence[RunData]) -> dict[str, Any]:
@@ -197,23 +321,22 @@ def _env(env: str, reference: Any, runs: Sequence[RunData]) -> dict[str, Any]:
 def _row(
     row: Mapping[str, Any],
     runs: Sequence[RunData],
-    envs: Sequence[str],
+    wanted: Mapping[tuple[str, str], int],
     references: Mapping[str, Any],
-    comparable: bool,
-) -> dict[str, Any]:
+    measure: str,
+) -> tuple[dict[str, Any], _Table]:
     mine = [run for run in runs if run.row == row["name"]]
-    per_env, scores, curves = {}, {}, {}
-    for env in envs:
+    per_env, raw, scores, curves = {}, {}, {}, {}
+    for env, reference in references.items():
         here = [run for run in mine if run.env == env]
         finished = [run.score for run in here if run.complete and run.score is not None]
         if finished:
-            raw = np.array(finished)[:, None]
             per_env[env] = {
                 "runs": len(finished),
-                **_plain(statistics.estimate(raw, statistics.mean)),
+                **_plain(statistics.estimate(np.array(finished)[:, None], statistics.mean)),
                 "scores": [round(float(x), 4) for x in finished],
             }
-            reference = references[env]
+            raw[env] = finished
             scores[env] = [
                 x
                 if reference is None
@@ -225,14 +348,27 @@ def _row(
         curve = _curve([run for run in begun if run.complete] or begun)
         if curve is not None:
             curves[env] = curve
-    complete = comparable and len(scores) == len(envs) and bool(scores)
-    matrix = statistics.score_matrix(scores) if complete else None
-    return {
+    everywhere = bool(raw) and len(raw) == len(references)
+    matrix = statistics.score_matrix(scores) if everywhere and measure != "none" else None
+    table = _Table(
+        raw=statistics.score_matrix(raw) if everywhere else None,
+        scores=matrix,
+        begun=bool(mine),
+        provisional=sum(run.complete for run in mine) < _wanted(row["name"], wanted),
+    )
+    counted = min(map(len, raw.values())) if everywhere else 0
+    described = {
         "name": row["name"],
         "fields": row["fields"],
         "published": row["published"],
         "runs": len(mine),
+        "wanted": _wanted(row["name"], wanted),
         "finished": sum(run.complete for run in mine),
+        "diverged": sum(run.diverged for run in mine),
+        "provisional": table.provisional,
+        # The longest common number of runs, and how many are left out for it.
+        "counted": counted,
+        "uncounted": sum(map(len, raw.values())) - counted * len(raw) if everywhere else 0,
         "envs": per_env,
         "curves": curves,
         "aggregates": {}
@@ -240,9 +376,15 @@ def _row(
         else {
             name: _plain(statistics.estimate(matrix, aggregate))
             for name, aggregate in statistics.AGGREGATES.items()
+            # Returns in their own units fall short of no target.
+            if measure == "normalised" or name != "optimality_gap"
         },
-        "matrix": matrix,
     }
+    return described, table
+
+
+def _wanted(row: str, wanted: Mapping[tuple[str, str], int]) -> int:
+    return sum(number for (name, _), number in wanted.items() if name == row)
 
 
 def _curve(runs: Sequence[RunData]) -> dict[str, list[float] | None] | None:
@@ -268,14 +410,26 @@ def _curve(runs: Sequence[RunData]) -> dict[str, list[float] | None] | None:
     }
 
 
-def _claim(claim: Mapping[str, Any], matrices: Mapping[str, Any]) -> dict[str, Any]:
-    first, second = matrices.get(claim["first"]), matrices.get(claim["second"])
-    if first is None or second is None:
-        return {**claim, "verdict": "not run", "gap": None, "improvement": None}
-    gap = statistics.compare(first, second, statistics.difference)
-    improvement = statistics.compare(first, second)
+def _claim(claim: Mapping[str, Any], tables: Mapping[str, _Table], measure: str) -> dict[str, Any]:
+    """A claim with its verdict; the difference of means it was told by, or, of environments without
+    a common measure, the probability of improvement less a half.
+    """
+    first, second = tables[claim["first"]], tables[claim["second"]]
+    provisional = first.provisional or second.provisional
+    told = {**claim, "measure": measure, "provisional": provisional, "gap": None}
+    if not (first.begun and second.begun):
+        return {**told, "verdict": "not run", "improvement": None}
+    if first.raw is None or second.raw is None:
+        verdict = "unfinished" if provisional else "no score"
+        return {**told, "verdict": verdict, "improvement": None}
+    if first.scores is None or second.scores is None:
+        told["measure"] = "probability of improvement"
+        gap = statistics.welch(*statistics.ranks(first.raw, second.raw))
+    else:
+        gap = statistics.welch(first.scores, second.scores)
+    improvement = statistics.compare(first.raw, second.raw)
     return {
-        **claim,
+        **told,
         "verdict": statistics.verdict(claim["kind"], gap),
         "gap": _plain(gap),
         "improvement": _plain(improvement),
@@ -295,7 +449,8 @@ def _machines(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     for run in runs:
         names = ("devices", "platform", "python", "jax", "commit", "commit_modified")
         kept = {k: run.machine.get(k) for k in names}
-        kept["devices"] = sorted(set(kept["devices"] or []))
+        devices = kept["devices"] if isinstance(kept["devices"], list) else []
+        kept["devices"] = sorted(set(map(str, devices)))
         found.setdefault(json.dumps(kept), {**kept, "runs": 0})["runs"] += 1
     return list(found.values())
 

@@ -421,7 +421,7 @@ SUITES: dict[str, Suite] = {
         claims=(Claim("better", "muesli", "pg", "Muesli is competitive: above policy gradients"),),
         scales={
             "laptop": Scale(
-                "pendulum", ("gym:Pendulum-v1",), 2, {**_QUIET, "total_env_steps": 20_000}
+                "pendulum", ("gym:Pendulum-v1",), 5, {**_QUIET, "total_env_steps": 20_000}
             ),
             "gpu": Scale("mujoco_h200", MUJOCO[1:3], 3, {**_QUIET, "total_env_steps": 1_000_000}),
             "paper": Scale("mujoco", MUJOCO, 10),
