@@ -415,6 +415,31 @@ def test_looking_at_the_device_leaves_the_environment_as_it_was(monkeypatch):
         (["suite", "baseline"], "unknown suite 'baseline' (did you mean baselines?)"),
         (["suite", "baselines", "--rows", "nobody"], "rows: there is no 'nobody'"),
         (["suite", "baselines", "--jobs", "0"], "--jobs: must be at least 1"),
+        (["suite"], "the following arguments are required: NAME"),
+        (["suite", "baselines", "--scale", "big"], "--scale: invalid choice: 'big'"),
+        (["suite", "baselines", "--seeds", "few"], "--seeds: must be a whole number, got few"),
+        (["suite", "baselines", "--seeds", "1.5"], "--seeds: must be a whole number, got 1.5"),
+        (["suite", "baselines", "--seeds", "0"], "--seeds: must be at least 1, got 0"),
+        (["suite", "baselines", "--out"], "--out: expected one argument"),
+        (["suite", "baselines", "--rows", ","], "--rows: names nothing"),
+        (["suite", "baselines", "--envs", ""], "--envs: names nothing"),
+        (["suite", "baselines", "--retries", "2"], "--retries: is for --executor ray"),
+        (["suite", "baselines", "--ray-address", "auto"], "--ray-address: is for --executor ray"),
+        (["suite", "baselines", "--executor", "ray", "--jobs", "2"], "--jobs: is for --executor l"),
+        (
+            ["suite", "baselines", "--executor", "ray", "--gpus-per-job", "-1"],
+            "--gpus-per-job: must be at least 0, got -1",
+        ),
+        (["suite", "baselines", "--executor", "ray", "--gpus-per-job", "1.5"], "a whole number ab"),
+        (["suite", "baselines", "--executor", "ray", "--retries", "-5"], "--retries: must be at l"),
+        (["suite", "baselines", "--executor", "ray", "--cpus-per-job", "nan"], "got nan"),
+        (["suite", "tested", "--envs", "cach"], "no environment 'cach'; did you mean catch"),
+        (["compare"], "the following arguments are required: DIR"),
+        (["compare", ".", "--jsn"], "--jsn: there is no such option (did you mean --json?)"),
+        (["report", ".", "--videos", "-1"], "--videos: must be at least 0, got -1"),
+        (["job"], "the following arguments are required: file"),
+        (["--plugin"], "--plugin: needs a Python file behind it"),
+        (["--plugin=", "list", "suites"], "--plugin: needs a Python file behind it"),
         (["suite", "tested", "--batch.replay-capacity", "9"], "--batch.replay-capacity-steps?"),
         (["suite", "tested", "--width=2", "--sed", "1"], "--sed: there is no such field"),
         (["suite", "tested", "--update.cmpo-weight", "1"], "the rows differ in it (lambda_3)"),
@@ -430,6 +455,36 @@ def test_mistakes_take_one_line(line, complaint, capsys):
     assert cli.main(line) == 2
     error = capsys.readouterr().err.strip()
     assert complaint in error and "\n" not in error
+
+
+def test_whole_numbers_as_people_write_them(capsys):
+    line = ["suite", "tested", "--dry-run", "--json", "--seeds", "2e0", "--total-env-steps", "1e4"]
+    assert cli.main([*line, "--envs", "catch,catch", "--rows", "lambda_3,lambda_3"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["frames"] == 2 * 10_000 and len(found["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("import json\n\ndef update(:\n", "line 3: SyntaxError: invalid syntax"),
+        ("import json\njson.loads('{')\n", "line 2: JSONDecodeError: Expecting"),
+        ("raise RuntimeError('of two\\nlines')\n", "line 1: RuntimeError: of two lines"),
+        ("import sys\nsys.exit()\n", "line 2: SystemExit"),
+        (
+            "from muesli.suites import Claim\nClaim('beter', 'a', 'b', '')\n",
+            "line 2: ConfigError: claims: there is no kind 'beter'; did you mean better?",
+        ),
+    ],
+)
+def test_a_plug_in_that_fails_takes_one_line(text, complaint, tmp_path, capsys):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    for flags in (["--plugin", str(file)], [f"--plugin={file}"]):
+        assert cli.main([*flags, "list", "suites"]) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"muesli: --plugin: {file} {complaint}" in error and "\n" not in error
+    assert "muesli_plugin_broken" not in sys.modules and str(file) not in plugins.LOADED
 
 
 def test_an_own_update_and_row_from_one_file(tmp_path, capsys, monkeypatch):

@@ -80,13 +80,11 @@ def _run(arguments: list[str]) -> int:
         return 0
     from muesli.cli import plugins
 
-    while arguments[:1] == ["--plugin"]:
-        try:
-            plugins.load([*arguments, ""][1])
-        except ValueError as error:
-            print(f"muesli: {error}", file=sys.stderr)
-            return USAGE_ERROR
-        del arguments[:2]
+    try:
+        plugins.take(arguments)
+    except ValueError as error:
+        print(f"muesli: {error}", file=sys.stderr)
+        return USAGE_ERROR
     name = arguments[0] if arguments else ""
     if name not in COMMANDS:
         print(f"muesli: unknown command '{name}'{nearest(name, list(COMMANDS))}", file=sys.stderr)

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from muesli.cli.main import UsageError
+from muesli.cli.main import UsageError, nearest
 from muesli.config import LARGEST_SEED
 
 ACT_WITH = ("prior", "online", "cmpo", "q_softmax", "mcts")
 SEARCH = ("simulations", "max_depth", "algorithm", "model")
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse's, but it complains in one line as the rest of the command does."""
+
+    def __init__(self, **about: Any):
+        super().__init__(allow_abbrev=False, **about)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a UsageError that begins with the option it is about."""
+        stray = message.removeprefix("unrecognized arguments: ")
+        if stray != message:
+            first = stray.split()[0]
+            hint = nearest(first.split("=")[0], list(self._option_string_actions))
+            raise UsageError(f"{first}: there is no such option{hint}")
+        line = message.removeprefix("argument ")
+        for kind, shown in (("whole_number|int", "a whole number"), ("float", "a number")):
+            line = re.sub(rf"invalid (?:{kind}) value: '(.*)'", rf"must be {shown}, got \1", line)
+        raise UsageError(line)
 
 
 def whole_number(text: str) -> int:

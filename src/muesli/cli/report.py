@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from muesli.cli.main import UsageError
-from muesli.cli.options import prepare_output
+from muesli.cli.options import Parser, check_at_least, prepare_output, whole_number
 from muesli.config import ConfigError
 
 ENVS_SHOWN = 6
@@ -30,9 +29,8 @@ def _check(directories: Sequence[Path]) -> None:
 
 def compare_command(argv: Sequence[str]) -> int:
     """``muesli compare DIR… [--json]``: suites, or one directory of runs for each row."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="muesli compare",
-        allow_abbrev=False,
         description="A table with IQM and 95% intervals: of a suite, or of directories of runs.",
     )
     parser.add_argument("directories", type=Path, nargs="+", metavar="DIR")
@@ -141,18 +139,20 @@ def _interval(estimate: Mapping[str, float | None] | None) -> str:
 
 def report_command(argv: Sequence[str]) -> int:
     """``muesli report DIR… [-o FILE.html] [--videos N] [--live]``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="muesli report",
-        allow_abbrev=False,
         description="One self-contained page: of a suite, or of directories of runs.",
     )
     parser.add_argument("directories", type=Path, nargs="+", metavar="DIR")
     parser.add_argument("-o", "--output", type=Path, help="default: DIR/report.html")
-    parser.add_argument("--videos", type=int, default=2, help="rows to show at play (0: none)")
+    parser.add_argument("--videos", type=whole_number, default=2, help="rows to show (0: none)")
     parser.add_argument("--live", action="store_true", help="serve it here while the suite runs")
-    parser.add_argument("--port", type=int, default=0, help="live: default is any free one")
+    parser.add_argument(
+        "--port", type=whole_number, default=0, help="live: default is any free one"
+    )
     args = parser.parse_args(list(argv))
     _check(args.directories)
+    check_at_least(0, args, "videos")
     if not 0 <= args.port <= 65_535:
         raise UsageError(f"--port: must be 0 (any free one) to 65535, got {args.port}")
     if args.live:

@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from muesli.cli import plugins
 from muesli.cli.main import INTERRUPTED, UsageError, nearest
+from muesli.cli.options import Parser, check_at_least, whole_number
 
 FAILED = 3
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="muesli suite",
-        allow_abbrev=False,
         epilog="Any field of a configuration, as of 'muesli train', is set in every run: "
         "--batch.replay-capacity-steps 3600000.",
     )
     parser.add_argument("name", metavar="NAME", help="'muesli list suites' shows them all")
     parser.add_argument("--scale", choices=("laptop", "gpu", "paper"), default="laptop")
-    parser.add_argument("--seeds", type=int, help="seeds of each row (default: the scale's)")
-    parser.add_argument("--rows", default="", help="only these, separated by commas")
-    parser.add_argument("--envs", default="", help="only these, separated by commas")
-    parser.add_argument("--total-env-steps", type=int, help="steps of every run")
+    parser.add_argument(
+        "--seeds", type=whole_number, help="seeds of each row (default: the scale's)"
+    )
+    parser.add_argument("--rows", help="only these, separated by commas")
+    parser.add_argument("--envs", help="only these, separated by commas")
+    parser.add_argument("--total-env-steps", type=whole_number, help="steps of every run")
     parser.add_argument("--out", type=Path, help="default: runs/suites/NAME-SCALE")
     parser.add_argument("--executor", choices=("local", "ray"), default="local")
-    parser.add_argument("--jobs", type=int, default=1, help="local: jobs at once")
-    parser.add_argument("--width", type=int, default=16, help="runs that share a program at most")
+    parser.add_argument("--jobs", type=whole_number, help="local: jobs at once (1)")
+    parser.add_argument(
+        "--width", type=whole_number, default=16, help="runs that share a program at most"
+    )
     parser.add_argument("--ray-address", help="ray: the cluster to join (default: this machine)")
-    parser.add_argument("--cpus-per-job", type=float, default=1.0, help="ray")
-    parser.add_argument("--gpus-per-job", type=float, default=0.0, help="ray")
-    parser.add_argument("--retries", type=int, default=2, help="ray: times a failed job is retried")
+    parser.add_argument("--cpus-per-job", type=float, help="ray (1)")
+    parser.add_argument("--gpus-per-job", type=float, help="ray (0)")
+    parser.add_argument(
+        "--retries", type=whole_number, help="ray: times a failed job is retried (2)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print every run and its cost")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser
@@ -46,9 +54,8 @@ def suite_command(argv: Sequence[str]) -> int:
     """``muesli suite NAME [--scale S] [--seeds N] [--FIELD VALUE …] [--out DIR] [--dry-run]``."""
     parser = _parser()
     args, rest = parser.parse_known_args(list(argv))
-    for flag, value in (("--jobs", args.jobs), ("--width", args.width)):
-        if value < 1:
-            raise UsageError(f"{flag}: must be at least 1, got {value}")
+    check_at_least(1, args, "jobs", "width", "seeds", "total_env_steps")
+    _check_executor(args)
 
     from muesli.suites import SUITES, Selection, expand
 
@@ -56,8 +63,8 @@ def suite_command(argv: Sequence[str]) -> int:
         hint = nearest(args.name, list(SUITES))
         raise UsageError(f"unknown suite '{args.name}'{hint}; 'muesli list suites' shows them all")
     suite = SUITES[args.name]
-    split = lambda text: tuple(part for part in text.split(",") if part)  # noqa: E731
-    selection = Selection(args.scale, args.seeds, split(args.rows), split(args.envs))
+    rows, envs = _names("--rows", args.rows), _names("--envs", args.envs)
+    selection = Selection(args.scale, args.seeds, rows, envs)
     fields = _fields(suite, selection, rest, list(parser._option_string_actions))
     if args.total_env_steps is not None:
         fields["total_env_steps"] = args.total_env_steps
@@ -91,10 +98,45 @@ def suite_command(argv: Sequence[str]) -> int:
     print(f"{out}: " + ", ".join(f"{n} jobs {status}" for status, n in counts.items()))
     print(f"table: muesli compare {out}   page: muesli report {out}")
     if args.json:
-        print(json.dumps({"out": str(out), **counts}))
+        print(json.dumps({"out": str(out), **counts}, allow_nan=False))
     if "stopped" in counts:
         return INTERRUPTED
     return FAILED if "failed" in counts else 0
+
+
+def _names(flag: str, text: str | None) -> tuple[str, ...]:
+    """What is named between commas, each once; nothing where the option was not given."""
+    names = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if text is not None and not names:
+        raise UsageError(f"{flag}: names nothing; leave it out for all of them")
+    return tuple(dict.fromkeys(names))
+
+
+_FOR_RAY = ("ray_address", "cpus_per_job", "gpus_per_job", "retries")
+
+
+def _check_executor(args: argparse.Namespace) -> None:
+    """Refuses options that the executor would ignore, or could not follow."""
+    if args.executor == "local":
+        for name in _FOR_RAY:
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')}: is for --executor ray")
+        return
+    if args.jobs is not None:
+        raise UsageError(
+            "--jobs: is for --executor local; Ray does as many at once as there is room for "
+            "(--cpus-per-job, --gpus-per-job)"
+        )
+    check_at_least(0, args, "cpus_per_job", "gpus_per_job", "retries")
+    for name in ("cpus_per_job", "gpus_per_job"):
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"{flag}: must be finite, got {value}")
+        if value is not None and value > 1.0 and not value.is_integer():
+            raise UsageError(f"{flag}: must be a whole number above 1, got {value}")
+    if find_spec("ray") is None:
+        raise UsageError("--executor: ray is not installed; pip install 'muesli-rl[cluster]'")
 
 
 def _fields(
@@ -146,18 +188,16 @@ def _execute(args: argparse.Namespace, jobs: Sequence[Any], out: Path) -> list[A
     if args.executor == "local":
         from muesli.executors.local import run_locally
 
-        return run_locally(jobs, out, plugins.LOADED, args.jobs, say)
+        return run_locally(jobs, out, plugins.LOADED, args.jobs or 1, say)
     from muesli.executors.cluster import run_on_ray
 
     return run_on_ray(
         jobs,
         out,
         plugins.LOADED,
-        cpus_per_job=args.cpus_per_job,
-        gpus_per_job=args.gpus_per_job,
-        retries=args.retries,
         address=args.ray_address,
         say=say,
+        **{name: getattr(args, name) for name in _FOR_RAY[1:] if getattr(args, name) is not None},
     )
 
 
@@ -202,7 +242,7 @@ def _hours(hours: float | None) -> str:
 
 def job_command(argv: Sequence[str]) -> int:
     """``muesli job FILE``: does one job of a suite, as the executors ask for it."""
-    parser = argparse.ArgumentParser(prog="muesli job", allow_abbrev=False)
+    parser = Parser(prog="muesli job")
     parser.add_argument("file", type=Path)
     file = parser.parse_args(list(argv)).file
     try:
