@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -16,16 +17,18 @@ import urllib.request
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from browser import EXECUTABLE, Browser
 from test_anakin import tiny
 
-from muesli import presets
+from muesli import policy_updates, presets
 from muesli.checkpoint import read_manifest
 from muesli.cli import main as cli
 from muesli.cli import plugins
-from muesli.config import ConfigError
+from muesli.config import ConfigError, UpdateConfig
+from muesli.distributions import Categorical
 from muesli.envs import ENVS
 from muesli.executors import rates
 from muesli.executors.directory import describe, write_description
@@ -42,6 +45,7 @@ from muesli.runners.loading import load_agent_state
 from muesli.runners.parts import build
 from muesli.runners.train import train
 from muesli.suites import SUITES, Claim, Row, Scale, Selection, Suite, expand
+from muesli.types import Candidates, PolicyInputs
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_update.py"
 SUITE = Suite(
@@ -487,15 +491,20 @@ def test_a_plug_in_that_fails_takes_one_line(text, complaint, tmp_path, capsys):
     assert "muesli_plugin_broken" not in sys.modules and str(file) not in plugins.LOADED
 
 
-def test_an_own_update_and_row_from_one_file(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def registries():
+    """What a plug-in adds is gone after the test."""
+    kept = [(registry, dict(registry)) for registry in (SUITES, policy_updates.UPDATES)]
+    loaded, plugins.LOADED[:] = list(plugins.LOADED), []
+    yield
+    plugins.LOADED[:] = loaded
+    for registry, entries in kept:
+        registry.clear()
+        registry.update(entries)
+
+
+def test_an_own_update_and_row_from_one_file(tmp_path, capsys, registries):
     """The documented example, in processes of its own, with a job that fails beside it."""
-    monkeypatch.setattr(plugins, "LOADED", [])
-    for registry in ("muesli.suites.SUITES", "muesli.policy_updates.UPDATES"):
-        module, _, name = registry.rpartition(".")
-        original = getattr(__import__(module, fromlist=[name]), name)
-        for key in ("baselines", "muesli_entropy"):
-            if key in original:
-                monkeypatch.setitem(original, key, original[key])
     out = tmp_path / "out"
     line = ["--plugin", str(EXAMPLE), "suite", "baselines", "--rows", "muesli_entropy"]
     line += ["--seeds", "1", "--total-env-steps", "1200", "--out", str(out)]
@@ -507,6 +516,52 @@ def test_an_own_update_and_row_from_one_file(tmp_path, capsys, monkeypatch):
     assert config["update"]["entropy_weight"] == 0.01
     study = read_study([out])
     assert study["rows"][0]["finished"] == 1 and str(EXAMPLE) in " ".join(study["command"])
+    # Who forgets the plug-in has a page all the same, without the video it takes.
+    policy_updates.UPDATES.pop("muesli_entropy")
+    assert cli.main(["report", str(out), "--videos", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "no video of muesli_entropy: update.name: there is no 'muesli_entropy'" in said
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
+def test_the_examples_update_is_its_formula(registries, entropy_weight):
+    """−E_π adv + λ KL(π_CMPO, π) − λ_H H[π], each part by its definition."""
+    example = runpy.run_path(str(EXAMPLE), {"__name__": "example"})["muesli_entropy"]
+    logits = jnp.array([0.5, -1.0, 0.2, 0.0])
+    advantages = jnp.array([0.7, -2.0, 0.3, 1.5])
+    config = UpdateConfig(
+        kl_samples=None, cmpo_weight=0.5, beta_loo=False, entropy_weight=entropy_weight
+    )
+    prior = jnp.array([0.1, 0.2, 0.3, 0.4])
+    policy = Categorical(logits)
+    inputs = PolicyInputs(
+        policy=policy,
+        behaviour=Categorical(jnp.log(prior)),
+        prior=Categorical(jnp.log(prior)),
+        action=jnp.array(2),
+        rho=jnp.array(0.8),
+        advantage=jnp.array(1.3),
+        q_advantage=jnp.array(0.0),
+        candidates=Candidates(
+            actions=jnp.arange(4),
+            log_prior=jnp.log(prior),
+            weights=prior,
+            advantages=advantages,
+        ),
+        temperature=jnp.array(1.0),
+        search=None,
+    )
+    found = example(inputs, config)
+    pi = np.exp(logits) / np.exp(logits).sum()
+    target = prior * np.exp(np.clip(advantages, -1.0, 1.0))
+    target = target / target.sum()
+    gradient = -0.8 * 1.3 * np.log(pi[2])
+    entropy = -(pi * np.log(pi)).sum()
+    divergence = (target * np.log(target / pi)).sum()
+    expected = gradient + 0.5 * divergence - entropy_weight * entropy
+    assert float(found.loss) == pytest.approx(float(expected), rel=1e-5)
+    assert found.target is not None and set(found.metrics) == {"loss_pg", "loss_cmpo"}
 
 
 # --- tables and the page --------------------------------------------------------------------
