@@ -185,7 +185,7 @@ def test_a_process_that_ends_well_has_to_have_done_its_job(tmp_path, jobs, monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_more_signals_while_runs_save_themselves(tmp_path, jobs, monkeypatch, number):
+def test_more_signals_while_runs_save_themselves(tmp_path, monkeypatch, capsys, number):
     """The second is passed on too, and neither ends this process before it has told."""
     program = """if True:
         import signal, sys, time, pathlib
@@ -214,9 +214,12 @@ def test_more_signals_while_runs_save_themselves(tmp_path, jobs, monkeypatch, nu
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    outcomes = run_locally([one_run(jobs[0]), one_run(jobs[0], 2)], tmp_path)
+    line = ["suite", "tested", "--seeds", "1", "--width", "1", "--json", "--out", str(tmp_path)]
+    assert cli.main(line) == 130
     sender.join()
-    assert [(o.status, o.job.runs[0].row) for o in outcomes] == [("stopped", "lambda_0.3")]
+    said = capsys.readouterr().out.splitlines()
+    assert json.loads(said[-1]) == {"out": str(tmp_path), "stopped": 1}
+    assert "stopped  lambda_0.3 on catch, 1 run the same command continues it" in said
     assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
 
@@ -250,7 +253,10 @@ def test_why_a_job_failed(tmp_path, jobs, monkeypatch, capsys):
     assert failure["job"] == "lambda_3 on catch, 1 run" and (out / failure["log"]).exists()
     assert cli.main(["compare", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "failed: lambda_3 on catch, 1 run (exit 1: ValueError: a hole in the pipe" in printed
+    failed = "failed: lambda_3 on catch, 1 run (exit 1: ValueError: a hole in the pipe"
+    assert failed in printed
+    assert cli.main(["report", str(out), "--videos", "0"]) == 0
+    assert failed in capsys.readouterr().out
     stand_in(monkeypatch, "")
     monkeypatch.setattr("muesli.executors.local.unfinished", lambda job, out: "")
     run_locally([one_run(jobs[0], 2)], out)
@@ -898,6 +904,26 @@ def test_an_address_where_nobody_listens_is_not_waited_for(tmp_path, jobs, monke
     where = f"{prefix}127.0.0.1:{port}"
     with pytest.raises(ConfigError, match=rf"ray-address: cannot join {where} \([^\n]*\)$"):
         run_on_ray(jobs, tmp_path, address=where)
+
+
+def test_an_interrupted_cluster_tells_what_it_left(tmp_path, jobs, monkeypatch):
+    from muesli.executors.cluster import run_on_ray
+
+    cancelled = []
+
+    def wait(references, num_returns):
+        raise KeyboardInterrupt
+
+    task = types.SimpleNamespace(remote=lambda command, log: log)
+    pretended = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        remote=lambda **options: lambda function: task,
+        wait=wait,
+        cancel=lambda reference, force: cancelled.append(reference),
+    )
+    monkeypatch.setitem(sys.modules, "ray", pretended)
+    outcomes = run_on_ray([one_run(jobs[0]), one_run(jobs[0], 2)], tmp_path)
+    assert [o.status for o in outcomes] == ["stopped", "stopped"] and len(cancelled) == 2
 
 
 @pytest.mark.slow

@@ -103,9 +103,13 @@ def _remarks(study: Mapping[str, Any]) -> list[str]:
             )
     if any(row["provisional"] and row["aggregates"] for row in study["rows"]):
         lines.append("aggregates of unfinished rows are so far")
-    lines += [f"failed: {f['job']} ({f['why']}; see {f['log']})" for f in study["failures"]]
+    lines += _failures(study)
     lines += [f"not here: {line}" for line in study["missing"]]
     return lines
+
+
+def _failures(study: Mapping[str, Any]) -> list[str]:
+    return [f"failed: {f['job']} ({f['why']}; see {f['log']})" for f in study["failures"]]
 
 
 def _table(
@@ -172,6 +176,8 @@ def report_command(argv: Sequence[str]) -> int:
     study = read_study(args.directories)
     study["media"] = _media(study, args.directories[0], args.videos)
     output.write_text(render(study), encoding="utf-8")
+    for line in _failures(study):
+        print(line)
     print(f"{output} ({output.stat().st_size / 1024:.0f} kB)")
     return 0
 
