@@ -3,8 +3,8 @@
     python benchmarks/verdict_errors.py [--trials N]
 
 ``docs/study.md`` quotes the table: the share of claims decided where both have the same mean score
-(by the bootstrap's percentiles; by Welch's interval for three kinds of runs), and where their means
-are one or two standard deviations of a run apart.
+(by the bootstrap's percentiles; by Welch's interval for three kinds of runs, and of ranks), and
+where their means are one or two standard deviations of a run apart.
 """
 
 import argparse
@@ -38,6 +38,10 @@ def by_welch(first: np.ndarray, second: np.ndarray) -> bool:
     return st.verdict("similar", st.welch(first, second)) == "differs"
 
 
+def by_ranks(first: np.ndarray, second: np.ndarray) -> bool:
+    return by_welch(*st.ranks(first, second))
+
+
 def by_bootstrap(first: np.ndarray, second: np.ndarray, seed: int) -> bool:
     gap = st.compare(first, second, st.difference, draws=500, seed=seed)
     return st.verdict("similar", gap) == "differs"
@@ -47,8 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trials", type=int, default=2_000)
     trials = parser.parse_args().trials
-    print("| games | seeds | bootstrap | normal | half fail | one 4x noisier | by 1 | by 2 |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| games | seeds | bootstrap | normal | half fail | 4x noisier | ranks | by 1 | by 2 |")
+    print("|---|---|---|---|---|---|---|---|---|")
     generator = np.random.default_rng(0)
 
     def two(first: Draw, second: Draw, shape: tuple[int, int], gap: float = 0.0):
@@ -59,14 +63,15 @@ def main() -> None:
             shape = (seeds, games)
             old = share(lambda n: by_bootstrap(*two(normal, normal, shape), n), trials)  # noqa: B023
             cells = [f"{old:.0%}"]
-            for first, second, gap in (
-                (normal, normal, 0.0),
-                (half_fail, half_fail, 0.0),
-                (noisier, normal, 0.0),
-                (normal, normal, 1.0),
-                (normal, normal, 2.0),
+            for decide, first, second, gap in (
+                (by_welch, normal, normal, 0.0),
+                (by_welch, half_fail, half_fail, 0.0),
+                (by_welch, noisier, normal, 0.0),
+                (by_ranks, noisier, normal, 0.0),
+                (by_welch, normal, normal, 1.0),
+                (by_welch, normal, normal, 2.0),
             ):
-                found = share(lambda n: by_welch(*two(first, second, shape, gap)), trials)  # noqa: B023
+                found = share(lambda n: decide(*two(first, second, shape, gap)), trials)  # noqa: B023
                 enough = st.welch(*two(normal, normal, shape)).low is not None
                 cells.append(f"{found:.0%}" if enough else "–")
             print(f"| {games} | {seeds} | {' | '.join(cells)} |", flush=True)

@@ -184,6 +184,14 @@ def test_a_process_that_ends_well_has_to_have_done_its_job(tmp_path, jobs, monke
     assert "it ended without finishing lambda_0.3/catch/seed-0" in outcome.detail
 
 
+def test_what_another_command_is_doing_has_not_failed(tmp_path, jobs, monkeypatch):
+    said = "muesli job: run_dir: here is in use by another process"
+    stand_in(monkeypatch, f"import sys; sys.exit(print({said!r}) or 2)")
+    (outcome,) = run_locally([one_run(jobs[0])], tmp_path)
+    assert outcome.status == "failed" and f"(exit 2: {said}; see" in outcome.detail
+    assert not list((tmp_path / "jobs").glob("*.failed"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_more_signals_while_runs_save_themselves(tmp_path, monkeypatch, capsys, number):
     """The second is passed on too, and neither ends this process before it has told."""

@@ -169,5 +169,7 @@ def _conclude(entry: _Running, out: Path, stopping: bool) -> Outcome:
         why = f"exit {code}: {reason(log, start)}"
     if not why:
         return Outcome(job, "done", "")
-    note_failure(file, job, why)
+    # Another command's process is at it, and what becomes of the run is for that one to tell.
+    if "is in use by another process" not in why:
+        note_failure(file, job, why)
     return Outcome(job, "failed", f"({why}; see {log})")
