@@ -115,6 +115,8 @@ def test_what_is_missing_is_told_apart(tmp_path, capsys, leave, verdict, provisi
         assert bool(row["aggregates"]) == (len(row["envs"]) == 2)
         assert row["wanted"] == 10 and row["provisional"] == (row["finished"] < 10)
     assert ("holds so far" in said) == (verdict == "holds" and provisional)
+    begun = verdict == "holds" and provisional
+    assert ("as runs are missing: the aggregates of good, bad" in said) == begun
 
 
 def test_the_least_run_game_cuts_the_others_and_that_is_said(tmp_path, capsys):

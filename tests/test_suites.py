@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from muesli import presets
+from muesli import presets, statistics
 from muesli import replay as ring
 from muesli.config import UPDATE_DEFAULTS, Config, ConfigError
 from muesli.envs import ENVS
@@ -85,6 +85,16 @@ def test_the_games_are_the_papers():
     # Three of them, read from the page a second time.
     assert TABLE_11["atari:alien"] == "139,409 ± 12,178" and TABLE_3["atari:qbert"] == "30,937"
     assert TABLE_11["atari:zaxxon"] == "65,325 ± 395"
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_a_scale_has_runs_enough_for_its_claims(name, scale):
+    suite = SUITES[name]
+    if not suite.claims or (name, scale) == ("go", "paper"):  # three seeds, as were printed
+        return
+    runs = np.arange(suite.scales[scale].seeds * len(suite.scales[scale].envs), dtype=float)
+    runs = runs.reshape(suite.scales[scale].seeds, -1)
+    assert statistics.welch(runs, runs + 0.5).low is not None
 
 
 def test_a_claim_is_tested_as_it_is_worded():

@@ -101,8 +101,9 @@ def _remarks(study: Mapping[str, Any]) -> list[str]:
                 f"{row['name']}: the first {row['counted']} runs of every environment are counted, "
                 f"{row['uncounted']} more of some are not"
             )
-    if any(row["provisional"] and row["aggregates"] for row in study["rows"]):
-        lines.append("aggregates of unfinished rows are so far")
+    sofar = [row["name"] for row in study["rows"] if row["provisional"] and row["aggregates"]]
+    if sofar:
+        lines.append(f"so far, as runs are missing: the aggregates of {', '.join(sofar)}")
     lines += _failures(study)
     lines += [f"not here: {line}" for line in study["missing"]]
     return lines

@@ -63,10 +63,11 @@ def read_study(directories: Sequence[Path]) -> dict[str, Any]:
 
 def _refuse_nested(paths: Sequence[Path]) -> None:
     """Whether a run below another belongs to it, nobody knows."""
+    known = set(paths)
     for path in paths:
-        for outer in paths:
-            if outer in path.parents:
-                raise ConfigError(f"{outer} is a run with another one below it ({path})")
+        outer = next((parent for parent in path.parents if parent in known), None)
+        if outer is not None:
+            raise ConfigError(f"{outer} is a run with another one below it ({path})")
 
 
 def _experiments(directory: Path, runs: Sequence[RunData]) -> dict[Path, list[RunData]]:
