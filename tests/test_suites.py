@@ -41,12 +41,16 @@ def test_a_suite_expands(name, scale):
     assert len({run.path for run in runs}) == len(runs)
     for run in runs:
         assert run.config.seed == run.seed and run.config.env.name == run.env
+        if ":" in run.env:  # outside JAX, each group of actors fills a batch's fresh sequences
+            share = run.config.actors.groups * run.config.batch.online_sequences
+            assert run.config.env.num_envs % share == 0, run.path
     names = {row.name for row in suite.rows}
     assert len(names) == len(suite.rows)
     for claim in suite.claims:
         assert {claim.first, claim.second} <= names and claim.first != claim.second
 
 
+@pytest.mark.slow
 def test_every_row_can_be_built():
     """At every scale, on one environment; only what is not installed may be lacking."""
     every = []
