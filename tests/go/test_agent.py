@@ -157,6 +157,16 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
         assert (video.parent / name).stat().st_size > 0
 
 
+def test_bytes_that_are_no_text_do_not_end_the_engine(go_run, capsys, monkeypatch):
+    import io
+
+    sent = io.BytesIO(b"\xff\xfe\nkomi \xff\n5 name\nquit\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(sent, encoding="utf-8", errors="strict"))
+    assert main(["gtp", str(go_run)]) == 0
+    answers = capsys.readouterr().out.split("\n\n")
+    assert answers == ["? unknown command", "? syntax error", "=5 muesli", "=", ""]
+
+
 def test_each_side_of_a_match_plays_as_it_is_told(go_run, tmp_path, capsys):
     """A search of ours meets the other run's bare policy, or whatever that one is told to do."""
 

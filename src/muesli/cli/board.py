@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import math
@@ -86,6 +87,8 @@ def gtp_command(argv: Sequence[str]) -> int:
         version=muesli.__version__,
         describe=lambda game, colour: describe(agent, game, colour),
     )
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a stray byte spoils its own line alone
     serve(engine, sys.stdin, sys.stdout)
     return 0
 

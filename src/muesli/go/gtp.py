@@ -5,6 +5,7 @@ It reads and writes nothing itself; ``serve`` connects it to two streams.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TextIO
 
@@ -24,6 +25,10 @@ from muesli.go.rules import (
 Chooser = Callable[[Game, int], int]
 COLOURS = {"B": BLACK, "BLACK": BLACK, "W": WHITE, "WHITE": WHITE}
 MAX_ID = 2**31 - 1
+MAX_KOMI = 1e6
+# Python reads more than a protocol means: 1_0, digits of other scripts, nan.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
 
 
 class GtpError(Exception):
@@ -85,7 +90,7 @@ class Engine:
         if not words:
             return None
         number = ""
-        if words[0].isascii() and words[0].isdigit() and int(words[0]) <= MAX_ID:
+        if _INTEGER.fullmatch(words[0]) and words[0].isdigit() and int(words[0]) <= MAX_ID:
             number = words.pop(0)
         if not words:
             return f"?{number} unknown command\n\n"
@@ -118,7 +123,10 @@ class Engine:
         return ""
 
     def _komi(self, arguments: list[str]) -> str:
-        self.game.komi = _number(_expect(arguments, 1)[0])
+        komi = _number(_expect(arguments, 1)[0])
+        if not abs(komi) < MAX_KOMI:
+            raise GtpError("syntax error")
+        self.game.komi = komi
         return ""
 
     def _play(self, arguments: list[str]) -> str:
@@ -177,12 +185,12 @@ class Engine:
 
     def _time_settings(self, arguments: list[str]) -> str:
         for text in _expect(arguments, 3):
-            _integer(text)
+            _number(text)  # whole ones by the protocol; some controllers send fractions
         return ""  # a move takes as long as it takes
 
     def _time_left(self, arguments: list[str]) -> str:
         colour, seconds, stones = _expect(arguments, 3)
-        _colour(colour), _integer(seconds), _integer(stones)
+        _colour(colour), _number(seconds), _number(stones)
         return ""
 
     def _final_status_list(self, arguments: list[str]) -> str:
@@ -211,20 +219,15 @@ def _expect(arguments: list[str], count: int) -> list[str]:
 
 
 def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise GtpError("syntax error") from None
+    if not _INTEGER.fullmatch(text):
+        raise GtpError("syntax error")
+    return int(text)
 
 
 def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise GtpError("syntax error") from None
-    if not abs(value) < 1e6:
+    if not _NUMBER.fullmatch(text):
         raise GtpError("syntax error")
-    return value
+    return float(text)
 
 
 def _colour(text: str) -> int:
