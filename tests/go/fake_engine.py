@@ -1,5 +1,6 @@
 """A GTP engine that misbehaves on demand: python fake_engine.py MODE."""
 
+import os
 import subprocess
 import sys
 import time
@@ -21,13 +22,16 @@ for line in sys.stdin:
             while True:
                 print("=" * 1000, flush=True)
         answer = {"illegal": "C3", "resign": "resign", "garble": "over there"}.get(MODE, "pass")
-        print(f"= {answer}\n", flush=True)
+        more = "= A1\n\n" if MODE == "double" else "\n\r\n \n" if MODE == "airy" else ""
+        print(f"= {answer}\n\n{more}", end="", flush=True)
+    elif command == "play" and MODE == "deny":
+        print("? illegal move\n", flush=True)
     elif MODE == "rude":
         print("hello\n", flush=True)
     elif command == "komi" and (MODE == "refuse" or (MODE == "tire" and games == 3)):
         print("? no\nnever\n", flush=True)
     elif command == "final_score":
-        print("= B+1\n", flush=True)
+        print("? no\n" if MODE == "mute" else f"= B+{os.getpid()}\n", flush=True)
     else:
         print("=\n", flush=True)
     if command == "quit":

@@ -14,7 +14,7 @@ from muesli.cli.main import main
 from muesli.config import ConfigError
 from muesli.go.match import EngineSide, play_game, play_match, wilson
 from muesli.go.process import EngineFailure, GtpProcess, opponent_command
-from muesli.go.rules import BLACK, WHITE, Game, from_vertex
+from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
 from muesli.runners.versus import fit_elo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -162,6 +162,46 @@ def test_an_engine_that_fails_later_loses_that_game_alone():
     finally:
         engine.close()
     assert [row["reason"] for row in summary["rows"]] == ["score", "refused", "score"]
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("illegal", "illegal move"), ("deny", "refused")])
+def test_an_engine_that_knows_another_board_is_started_anew(mode, reason):
+    engine = fake(mode)
+    try:
+        outcome, _ = play_game(Game(5, 7.5), Scripted("C3"), engine, 75)
+        assert outcome.reason == reason and engine._process is None
+        engine.start(Game(5, 7.5))
+        assert engine._process is not None
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("mode", ["mute", "airy", "pass"])
+def test_an_engine_that_does_no_wrong_plays_on(mode):
+    """One that has no opinion, or leaves more empty lines than it need, among them."""
+    engine = fake(mode)
+    pids = set()
+    try:
+        for _ in range(2):
+            outcome, _ = play_game(Game(5, 7.5), Scripted("C3"), engine, 75)
+            assert outcome.reason == "score"
+            assert (engine.opinion() is None) == (mode == "mute")
+            pids.add(engine._process.pid)
+    finally:
+        engine.close()
+    assert len(pids) == 1
+
+
+def test_what_an_engine_says_unasked_is_no_answer_to_the_next_command():
+    engine = fake("double")
+    try:
+        engine.start(Game(5, 7.5))
+        assert engine.choose(Game(5, 7.5), BLACK) == 25
+        with pytest.raises(EngineFailure, match=r"said '= A1' before 'play W pass'") as failure:
+            engine.observe(Move(WHITE, 25))
+        assert failure.value.kind == "protocol" and engine._process is None
+    finally:
+        engine.close()
 
 
 def test_wilson_by_hand():

@@ -99,4 +99,7 @@ def test_a_game_is_written_as_sgf():
     game = Game(9)
     game.place_handicap([20, 60])
     assert "HA[2]AB[cc][gg]" in to_sgf(game, "a", "b", "0")
+    assert "KM[7.1234567891]" in to_sgf(Game(5, 7.1234567891), "a", "b", "0")
+    assert "KM[7]" in to_sgf(Game(5, 7.0), "a", "b", "0")
+    assert result(10 - 7.1) == "B+2.9" and result(-999999.5) == "W+999999.5"
     assert game.to_play == WHITE and np.sum(game.board) == 2

@@ -13,14 +13,24 @@ from typing import Any, Protocol
 from muesli.config import ConfigError
 from muesli.go.agent import GoAgent
 from muesli.go.process import EngineFailure, GtpProcess
-from muesli.go.rules import BLACK, WHITE, Game, IllegalMove, Move, from_vertex, result, to_vertex
+from muesli.go.rules import (
+    BLACK,
+    WHITE,
+    Game,
+    IllegalMove,
+    Move,
+    from_vertex,
+    plain,
+    result,
+    to_vertex,
+)
 from muesli.go.sgf import to_sgf
 
 RESIGN = -1
 
 
 class Side(Protocol):
-    """One player. Failures are EngineFailures."""
+    """One player. Failures are EngineFailures; what was closed starts again with the next game."""
 
     name: str
 
@@ -65,7 +75,7 @@ class EngineSide:
         self.size = game.size
         if self._process is None:
             self._process = GtpProcess(self.command, self.timeout_seconds)
-        for line in (f"boardsize {game.size}", "clear_board", f"komi {game.komi:g}"):
+        for line in (f"boardsize {game.size}", "clear_board", f"komi {plain(game.komi)}"):
             self._ask(line)
 
     def choose(self, game: Game, colour: int) -> int:
@@ -82,19 +92,19 @@ class EngineSide:
         self._ask(f"play {_letter(move.colour)} {to_vertex(move.point, self.size)}")
 
     def opinion(self) -> str | None:
-        """How it scores the game, if it has an opinion."""
+        """How it scores the game, if it has an opinion; many engines refuse to say."""
         try:
-            return self._ask("final_score")
+            return self._ask("final_score", may_refuse=True)
         except EngineFailure:
             return None
 
-    def _ask(self, line: str) -> str:
+    def _ask(self, line: str, may_refuse: bool = False) -> str:
         if self._process is None:
             raise EngineFailure("crash", "is not running")
         try:
             return self._process.ask(line)
         except EngineFailure as error:
-            if error.kind != "refused":
+            if not (may_refuse and error.kind == "refused"):
                 self.close()
             raise
 
@@ -144,6 +154,7 @@ def play_game(
             try:
                 game.play(move)
             except IllegalMove as error:
+                sides[colour].close()  # its board is another than the referee's
                 where = to_vertex(point, game.size)
                 return lost(colour, "illegal move", "F", f"played {where}: {error}"), seconds
             colour = -colour

@@ -85,6 +85,7 @@ class GtpProcess:
     def ask(self, command: str, timeout_seconds: float | None = None) -> str:
         """The answer to a command, without its sign; an answer of failure raises."""
         assert self._process.stdin is not None
+        self._refuse_surplus(command)
         try:
             self._process.stdin.write(f"{command}\n".encode())
         except OSError as error:
@@ -100,7 +101,7 @@ class GtpProcess:
         """The next answer: everything up to an empty line."""
         deadline = time.monotonic() + timeout_seconds
         while True:
-            text = self._received.replace(b"\r", b"").lstrip(b"\n")
+            text = self._received.replace(b"\r", b"").lstrip()
             answer, separator, rest = text.partition(b"\n\n")
             if separator:
                 self._received = rest
@@ -114,16 +115,32 @@ class GtpProcess:
                 raise self._failed(
                     "timeout", f"gave '{command}' no answer in {timeout_seconds:g} s"
                 )
-            for key, _ in self._selector.select(left):
-                piece = os.read(key.fd, 8192)
-                if key.data == "errors":
-                    self._errors = (self._errors + piece)[-2000:]
-                elif piece:
-                    self._received += piece
-                if not piece:
-                    self._selector.unregister(key.fileobj)
-                    if key.data == "answers":
-                        raise self._failed("crash", f"ended at '{command}'")
+            self._hear(command, left)
+
+    def _refuse_surplus(self, command: str) -> None:
+        """What it said without being asked would pass for its next answer."""
+        while self._hear(command, 0.0) and len(self._received) <= MAX_ANSWER_BYTES:
+            pass
+        said = clean(self._received.decode(errors="replace").strip().partition("\n")[0])
+        if said or len(self._received) > MAX_ANSWER_BYTES:
+            raise self._failed("protocol", f"said '{said[:80]}' before '{command}' was asked")
+        self._received = b""
+
+    def _hear(self, command: str, timeout_seconds: float) -> bool:
+        """Takes what it says, waiting for it at most so long; whether there was an answer in it."""
+        answers = False
+        for key, _ in self._selector.select(timeout_seconds):
+            piece = os.read(key.fd, 8192)
+            if key.data == "errors":
+                self._errors = (self._errors + piece)[-2000:]
+            elif piece:
+                self._received += piece
+                answers = True
+            if not piece:
+                self._selector.unregister(key.fileobj)
+                if key.data == "answers":
+                    raise self._failed("crash", f"ended at '{command}'")
+        return answers
 
     def _failed(self, kind: str, message: str) -> EngineFailure:
         self.kill()
@@ -154,12 +171,14 @@ class GtpProcess:
 
     def close(self) -> None:
         """Asks it to quit, and ends it if it does not."""
-        if self._process.poll() is None:
-            with contextlib.suppress(EngineFailure):
-                self.ask("quit", timeout_seconds=2.0)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2.0)
-        self.kill()
+        try:
+            if self._process.poll() is None:
+                with contextlib.suppress(EngineFailure):
+                    self.ask("quit", timeout_seconds=2.0)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(2.0)
+        finally:  # a second Ctrl-C does not want to wait, nor does it leave the engine behind
+            self.kill()
         self._selector.close()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:

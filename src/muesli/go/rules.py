@@ -206,4 +206,10 @@ def from_vertex(text: str, size: int) -> int:
 
 def result(score: float) -> str:
     """``B+3.5``, ``W+0.5`` or ``0``."""
-    return f"B+{score:g}" if score > 0 else f"W+{-score:g}" if score < 0 else "0"
+    # Nine digits: a difference of a komi's tenths is not exact.
+    return f"B+{score:.9g}" if score > 0 else f"W+{-score:.9g}" if score < 0 else "0"
+
+
+def plain(komi: float) -> str:
+    """A komi in as few digits as tell it from any other: ``7.5``, ``7``."""
+    return np.format_float_positional(komi, trim="-")

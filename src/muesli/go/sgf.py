@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from muesli.go.rules import BLACK, Game
+from muesli.go.rules import BLACK, Game, plain
 
 
 def to_sgf(game: Game, black: str, white: str, outcome: str, comment: str = "") -> str:
     """One game as SGF. outcome: as in ``B+3.5``."""
     at = lambda point: _point(point, game.size)  # noqa: E731
     header = (
-        f"(;GM[1]FF[4]CA[UTF-8]AP[muesli]RU[Tromp-Taylor]SZ[{game.size}]KM[{game.komi:g}]"
+        f"(;GM[1]FF[4]CA[UTF-8]AP[muesli]RU[Tromp-Taylor]SZ[{game.size}]KM[{plain(game.komi)}]"
         f"PB[{_text(black)}]PW[{_text(white)}]RE[{_text(outcome)}]"
     )
     if game.handicap:
