@@ -203,6 +203,16 @@ def test_each_side_of_a_match_plays_as_it_is_told(go_run, tmp_path, capsys):
         (["--opponent-run", RUN, "--opponent-checkpoint", "zzz"], "has no 'zzz'; it has step-2"),
         (["--opponent", "true", "--opponent-search.simulations", "2"], "only an --opponent-run"),
         (["--opponent", "true", "--opponent-checkpoint", "kept-1"], "only an --opponent-run"),
+        (["--opponent-run", "/nope"], "--opponent-run: /nope holds no run"),
+        (["--opponent-run", RUN, "--opponent-checkpoint", "zzz"], "--opponent-checkpoint: "),
+        (
+            ["--opponent-run", RUN, "--opponent-search.simulations", "0"],
+            "--opponent-search.simulations: must be",
+        ),
+        (["--opponent", "true", "--komi", "1e6"], "--komi: must be less than 1e+06, got 1e+06"),
+        (["--opponent", "true", "--games", "few"], "argument --games: invalid"),
+        (["--opponent", "true", "--gmaes", "3"], "unrecognized arguments: --gmaes 3"),
+        (["--opponent", "true", "--sgf", "/dev/null", "--checkpoint", "no"], "--sgf: cannot write"),
         (["--opponent", "false"], "opponent: false cannot begin: it ended "),
         (["--opponent", "cat", "--move-seconds", "0.5"], "gave 'boardsize 5' no answer in 0.5 s"),
     ],
@@ -213,9 +223,15 @@ def test_bad_input_is_one_line(go_run, arguments, complaint, capsys):
     refused(capsys, complaint)
 
 
+@pytest.mark.parametrize("command", ["gtp", "elo"])
+def test_an_option_that_is_none_is_named_in_one_line(command, capsys):
+    assert main([command, "/nope", "--seed", "many"]) == 2
+    refused(capsys, "argument --seed: invalid")
+
+
 def refused(capsys, complaint):
     error = capsys.readouterr().err
-    assert complaint in error and error.count("\n") == 1
+    assert complaint in error and error.count("\n") == 1, error
 
 
 def test_an_opponent_of_another_board_is_refused(go_run, tmp_path, capsys):

@@ -220,7 +220,11 @@ def test_opponents_by_name_and_by_command(tmp_path, monkeypatch):
     assert "10" in opponent_command("gnugo") and "--chinese-rules" in opponent_command("gnugo")
     assert opponent_command("gnugo --mode gtp 'a b'")[1:] == ["--mode", "gtp", "a b"]
     for text, complaint in [
-        ("gnugo:high", "takes a number"),
+        ("gnugo:high", "takes a number from 1 to 10, got 'gnugo:high'"),
+        ("gnugo:0", "takes a number from 1 to 10"),
+        ("gnugo:11", "takes a number from 1 to 10"),
+        ("gnugo:", "takes a number from 1 to 10"),
+        ("pachi:3", "pachi has no levels, got 'pachi:3'"),
         ("nosuchprogram --x", "no program 'nosuchprogram'"),
         ("", "empty"),
         ("gnugo 'a", "cannot be read"),

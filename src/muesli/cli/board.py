@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import itertools
 import json
 import math
+import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from muesli.cli.main import UsageError
 from muesli.cli.options import (
@@ -24,6 +26,7 @@ from muesli.cli.options import (
     check_seed,
     option,
     search_options,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -34,13 +37,23 @@ if TYPE_CHECKING:
 _OPPONENT = "opponent-"
 
 
-def _agent_options(parser: argparse.ArgumentParser) -> None:
+class _Parser(argparse.ArgumentParser):
+    """One that says what is wrong in one line, as of every other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _agent_options(parser: argparse.ArgumentParser, sample_moves: int) -> None:
     parser.add_argument("run_dir", type=Path)
     _playing_options(parser)
     parser.add_argument(
-        "--sample-moves", type=int, default=6, help="own moves sampled before playing the likeliest"
+        "--sample-moves",
+        type=int,
+        default=sample_moves,
+        help=f"own moves sampled before playing the likeliest ({sample_moves})",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole_number, default=0)
 
 
 def _playing_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
@@ -56,24 +69,44 @@ def _playing_options(parser: argparse.ArgumentParser, whose: str = "") -> None:
 def _load(args: argparse.Namespace, whose: str = "") -> GoAgent:
     from muesli.go.agent import load_agent
 
-    check_at_least(0, args, "sample_moves")
-    check_seed(args)
-    return load_agent(
-        option(args, "run_dir", whose),
-        option(args, "checkpoint", whose),
-        act_with(args, whose),
-        search_options(args, whose),
-        args.sample_moves,
-        # Two sides that draw the same numbers would think alike.
-        args.seed ^ (whose == _OPPONENT),
-    )
+    with _naming(whose):
+        return load_agent(
+            option(args, "run_dir", whose),
+            option(args, "checkpoint", whose),
+            act_with(args, whose),
+            search_options(args, whose),
+            args.sample_moves,
+            # Two sides that draw the same numbers would think alike.
+            args.seed ^ (whose == _OPPONENT),
+        )
+
+
+@contextmanager
+def _naming(whose: str) -> Iterator[None]:
+    """What is wrong with the other run is said of the option that named it."""
+    from muesli.checkpoint import CheckpointError
+    from muesli.config import ConfigError
+
+    try:
+        yield
+    except (CheckpointError, ConfigError) as error:
+        if not whose:
+            raise
+        field, _, rest = str(error).partition(": ")
+        if field == "run_dir":
+            raise UsageError(f"--{whose}run: {rest}") from error
+        if field == "checkpoint" or field.startswith("search."):
+            raise UsageError(f"--{whose}{field.replace('_', '-')}: {rest}") from error
+        raise UsageError(f"--{whose}run: {error}") from error
 
 
 def gtp_command(argv: Sequence[str]) -> int:
     """``muesli gtp RUN_DIR [--checkpoint NAME] [--search.simulations N]``."""
-    parser = argparse.ArgumentParser(prog="muesli gtp", allow_abbrev=False)
-    _agent_options(parser)
+    parser = _Parser(prog="muesli gtp", allow_abbrev=False)
+    _agent_options(parser, sample_moves=0)
     args = parser.parse_args(list(argv))
+    check_at_least(0, args, "sample_moves")
+    check_seed(args)
 
     import muesli
     from muesli.go.gtp import Engine, serve
@@ -99,6 +132,8 @@ def match_command(argv: Sequence[str]) -> int:
 
     from muesli.go.match import AgentSide, play_match
 
+    if args.sgf is not None:
+        _take_folder(args.sgf)
     theirs = _opponent(args)
     agent = _load(args)
     ours = AgentSide(agent, _name(args))
@@ -108,7 +143,7 @@ def match_command(argv: Sequence[str]) -> int:
     }
     for whose, about in players.items():
         print(f"{whose}: " + ", ".join(f"{name} {value}" for name, value in about.items()))
-    folder = _games_folder(args)
+    folder = args.sgf or _new_folder(args.run_dir)
     try:
         summary = play_match(
             ours,
@@ -140,14 +175,14 @@ def match_command(argv: Sequence[str]) -> int:
 
 
 def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="muesli match",
         allow_abbrev=False,
         description="Plays Go against a GTP engine, or against another run of ours.",
     )
-    _agent_options(parser)
+    _agent_options(parser, sample_moves=6)
     parser.add_argument(
-        "--opponent", help="a GTP command line, or gnugo:LEVEL, gnugo (level 10), pachi"
+        "--opponent", help="a GTP command line, or gnugo:LEVEL (1 to 10), gnugo (10), pachi"
     )
     parser.add_argument(
         "--opponent-run",
@@ -171,6 +206,11 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args(list(argv))
+
+    from muesli.go.gtp import MAX_KOMI
+
+    check_at_least(0, args, "sample_moves")
+    check_seed(args)
     if (args.opponent is None) == (args.opponent_run_dir is None):
         raise UsageError("--opponent or --opponent-run: exactly one of them is needed")
     described = [option(args, name, _OPPONENT) for name in ("checkpoint", "act_with", *SEARCH)]
@@ -187,6 +227,8 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not math.isfinite(value):
             raise UsageError(f"--{name.replace('_', '-')}: must be a finite number, got {value}")
+    if args.komi is not None and not abs(args.komi) < MAX_KOMI:
+        raise UsageError(f"--komi: must be less than {MAX_KOMI:g}, got {args.komi:g}")
     return args
 
 
@@ -199,15 +241,27 @@ def _opponent(args: argparse.Namespace) -> AgentSide | EngineSide:
     return AgentSide(_load(args, _OPPONENT), _name(args, _OPPONENT))
 
 
-def _games_folder(args: argparse.Namespace) -> Path:
-    """A folder for the games of this match, which holds those of no other."""
-    run = args.run_dir
+@contextmanager
+def _writing_games() -> Iterator[None]:
     try:
-        if args.sgf is not None:
-            if any(args.sgf.glob("game-*.sgf")):
-                raise UsageError(f"--sgf: {args.sgf} holds the games of another match")
-            args.sgf.mkdir(parents=True, exist_ok=True)
-            return args.sgf
+        yield
+    except OSError as error:
+        raise UsageError(f"--sgf: cannot write {error.filename} ({error.strerror})") from error
+
+
+def _take_folder(folder: Path) -> None:
+    """Makes the folder that was asked for; refuses one that cannot take the games of a match."""
+    with _writing_games():
+        if any(folder.glob("game-*.sgf")):
+            raise UsageError(f"--sgf: {folder} holds the games of another match")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def _new_folder(run: Path) -> Path:
+    """A folder beside the run's others, which holds the games of no other match."""
+    with _writing_games():
         parent = run.with_name(f"{run.stem}-games") if run.is_file() else run / "games"
         parent.mkdir(exist_ok=True)
         for number in itertools.count(1):
@@ -216,9 +270,7 @@ def _games_folder(args: argparse.Namespace) -> Path:
                 folder = parent / f"match-{number:04d}"
                 folder.mkdir()
                 break
-        return folder
-    except OSError as error:
-        raise UsageError(f"--sgf: cannot write {error.filename} ({error.strerror})") from error
+    return folder
 
 
 def _name(args: argparse.Namespace, whose: str = "") -> str:
@@ -235,7 +287,7 @@ def _show(number: int, row: dict[str, Any]) -> None:
 
 def elo_command(argv: Sequence[str]) -> int:
     """``muesli elo RUN_DIR [--games N] [--max-checkpoints N] [--json]``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="muesli elo",
         allow_abbrev=False,
         description="Plays the checkpoints that a two-player run kept (log.keep_every) and a "

@@ -28,6 +28,8 @@ READY_MADE = {
 """Commands of the paper's opponents. GNU Go would otherwise leave dead stones on the board for both
 sides to agree on, and Tromp-Taylor counts them as alive."""
 
+GNUGO_LEVELS = [str(level) for level in range(1, 11)]
+
 
 class EngineFailure(Exception):
     """The other program crashed, hung, flooded us, or refused a command. ``kind`` says which."""
@@ -41,10 +43,12 @@ def opponent_command(text: str) -> list[str]:
     """The words of a command line, or of a ready-made name: ``gnugo`` (level 10), ``gnugo:1``,
     ``pachi``. Raises a ConfigError where there is no such program.
     """
-    name, _, level = text.partition(":")
+    name, colon, level = text.partition(":")
     if name in READY_MADE and " " not in text:
-        if level and (name != "gnugo" or not level.isdigit()):
-            raise ConfigError(f"opponent: gnugo:LEVEL takes a number, got '{text}'")
+        if colon and name != "gnugo":
+            raise ConfigError(f"opponent: {name} has no levels, got '{text}'")
+        if colon and level not in GNUGO_LEVELS:
+            raise ConfigError(f"opponent: gnugo:LEVEL takes a number from 1 to 10, got '{text}'")
         text = READY_MADE[name].format(level=level or "10")
     try:
         words = shlex.split(text)
