@@ -124,6 +124,61 @@ def test_a_search_of_the_rules_counts_with_the_komi_of_the_game(go_run):
     assert passes(7.5) and not passes(-7.5) and passes(0.5)
 
 
+def self_play(agent, moves=6):
+    game = Game(5, 7.5)
+    for _ in range(moves):
+        game.play(Move(game.to_play, agent.choose(game, game.to_play)))
+    return game.moves
+
+
+def test_a_game_draws_from_its_number_and_from_no_game_before_it(go_run):
+    first, second = load_agent(go_run), load_agent(go_run)
+    games = []
+    for number in (1, 2):
+        first.begin(number, 7.5)
+        games.append(self_play(first))
+    second.begin(2, 7.5)
+    assert self_play(second) == games[1] != games[0]
+
+
+@pytest.mark.parametrize("how", ["prior", "mcts"])
+def test_nothing_is_compiled_after_a_game_began(go_run, how, caplog):
+    import jax
+
+    search = {"model": "rules", "simulations": 2} if how == "mcts" else None
+    agent = load_agent(go_run, act_with=how, search=search)
+    agent.begin(1, 5.5)
+    with jax.log_compiles():
+        caplog.clear()
+        game = Game(5, 5.5)
+        for point in (None, None, 25, 25, None):
+            point = agent.choose(game, game.to_play) if point is None else point
+            game.play(Move(game.to_play, point))
+        agent.begin(2, 5.5)
+    assert [r.getMessage() for r in caplog.records if "ompil" in r.getMessage()] == []
+
+
+def test_a_pass_is_played_where_it_is_the_likeliest_move_alone(go_run):
+    agent = load_agent(go_run)
+    agent.begin(1, 7.5)
+    game = Game(5, 7.5)
+    _, policy = agent.policy(game, BLACK)
+    assert policy.argmax() != 25 and policy[25] > 0.01
+    drawn = {agent.choose(game, BLACK) for _ in range(400)}
+    assert len(drawn) > 10 and 25 not in drawn
+
+
+def test_an_engine_plays_its_best_moves_unless_told_otherwise(go_run, capsys, monkeypatch):
+    import io
+
+    def moves(*options):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("reg_genmove b\n" * 12))
+        assert main(["gtp", str(go_run), *options]) == 0
+        return set(capsys.readouterr().out.split("\n\n")) - {""}
+
+    assert len(moves()) == 1 and len(moves("--sample-moves", "6")) > 1
+
+
 def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, capsys, monkeypatch):
     import io
 

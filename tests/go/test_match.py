@@ -26,7 +26,7 @@ class Scripted:
     def __init__(self, vertices="", name="scripted"):
         self.vertices, self.name, self.seen = vertices.split(), name, []
 
-    def start(self, game):
+    def start(self, game, number):
         self.left = list(self.vertices)
 
     def choose(self, game, colour):
@@ -86,7 +86,7 @@ def test_our_own_illegal_move_loses_too():
 def test_an_engine_that_hangs_loses_on_time_and_leaves_nothing_behind():
     engine = fake("hang")
     game = Game(5, 7.5)
-    engine.start(game)
+    engine.start(game, 1)
     group = engine._process.pid
     assert alive(group)
     engine._process.timeout_seconds = 1.0
@@ -170,7 +170,7 @@ def test_an_engine_that_knows_another_board_is_started_anew(mode, reason):
     try:
         outcome, _ = play_game(Game(5, 7.5), Scripted("C3"), engine, 75)
         assert outcome.reason == reason and engine._process is None
-        engine.start(Game(5, 7.5))
+        engine.start(Game(5, 7.5), 1)
         assert engine._process is not None
     finally:
         engine.close()
@@ -195,7 +195,7 @@ def test_an_engine_that_does_no_wrong_plays_on(mode):
 def test_what_an_engine_says_unasked_is_no_answer_to_the_next_command():
     engine = fake("double")
     try:
-        engine.start(Game(5, 7.5))
+        engine.start(Game(5, 7.5), 1)
         assert engine.choose(Game(5, 7.5), BLACK) == 25
         with pytest.raises(EngineFailure, match=r"said '= A1' before 'play W pass'") as failure:
             engine.observe(Move(WHITE, 25))

@@ -113,6 +113,7 @@ def gtp_command(argv: Sequence[str]) -> int:
     from muesli.go.pictures import describe
 
     agent = _load(args)
+    agent.begin(0, agent.komi)  # a controller's clock runs from its first command
     engine = Engine(
         agent.choose,
         agent.size,

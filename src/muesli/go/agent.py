@@ -16,7 +16,7 @@ from muesli.config import ConfigError
 from muesli.distributions import Categorical
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.envs.go import go, go_size
-from muesli.go.rules import BLACK, Game, Move
+from muesli.go.rules import BLACK, WHITE, Game, Move
 from muesli.runners.player import Player, load
 from muesli.types import StepType, TimeStep, is_last
 
@@ -28,7 +28,8 @@ class GoAgent:
     """The agent of a Go run.
 
     It samples its first ``sample_moves`` moves from its policy, so that games differ, and plays the
-    most probable one from then on. It never repeats a whole board.
+    most probable one from then on. It passes only where that is the most probable move, and never
+    repeats a whole board.
     """
 
     def __init__(self, player: Player, act_with: str, sample_moves: int, seed: int):
@@ -41,7 +42,9 @@ class GoAgent:
         self.player, self.size = player, size
         self.act_with, self.sample_moves = act_with, sample_moves
         self.komi = player.config.env.go.komi
-        self._key, self._asked = jax.random.key(seed), 0
+        self._key = jax.random.key(seed)
+        self._game_key, self._asked = jax.random.fold_in(self._key, 0), 0
+        self._ready_for: float | None = None
         self._acting = player.acting(act_with)
         self._by_rules = act_with == "mcts" and player.config.search.model == "rules"
         self._shadow: Shadow | None = None
@@ -78,9 +81,24 @@ class GoAgent:
             seen, actor = timestep(observation, legal), parts.agent.initial_actor(1)
             action, policy, _ = act(acting, seen, actor, key[None], states)
             assert isinstance(policy, Categorical)
-            return jnp.where(sample, action, policy.mode())[0], policy.probs()[0]
+            # A pass drawn by chance would hand over the game rather than vary it.
+            drawn = sample & (action != self.size**2)
+            return jnp.where(drawn, action, policy.mode())[0], policy.probs()[0]
 
         return jax.jit(choose)
+
+    def begin(self, number: int, komi: float) -> None:
+        """Before game ``number``: its moves draw from that number and from no game before it, and
+        nothing is left to be compiled while they are timed.
+        """
+        self._game_key, self._asked = jax.random.fold_in(self._key, number), 0
+        if self._ready_for != komi:
+            game = Game(self.size, komi)
+            game.play(Move(BLACK, self.size**2))
+            self._find(game, WHITE, self._game_key)
+            if self._by_rules:
+                self._find(game, WHITE, self._game_key, by_rules=False)
+            self._ready_for = komi
 
     def choose(self, game: Game, colour: int) -> int:
         """Where the agent plays: a point, or size² for a pass."""
@@ -89,13 +107,19 @@ class GoAgent:
     def policy(self, game: Game, colour: int) -> tuple[int, np.ndarray]:
         """A move, and the policy it came from: [size² + 1]."""
         self._asked += 1
+        return self._find(game, colour, jax.random.fold_in(self._game_key, self._asked))
+
+    def _find(
+        self, game: Game, colour: int, key: Any, by_rules: bool = True
+    ) -> tuple[int, np.ndarray]:
         if self._by_rules and game.komi != self._rules_komi:
             config = replace(self.player.config.env.go, komi=game.komi)
             self._set_rules(go(self.size, config), game.komi)
-        key = jax.random.fold_in(self._key, self._asked)
         sample = len(game.moves) < 2 * self.sample_moves
         legal = game.legal(colour, superko=True)
-        state = None if self._shadow is None else self._shadow.state(game, colour)
+        state = None
+        if self._shadow is not None and by_rules:
+            state = self._shadow.state(game, colour)
         # A search of a game that is over for pgx finds nothing: then the network plays on.
         over = self._shadow is not None and state is None
         action, probs = (self._choose_over if over else self._choose)(

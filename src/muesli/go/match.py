@@ -30,11 +30,14 @@ RESIGN = -1
 
 
 class Side(Protocol):
-    """One player. Failures are EngineFailures; what was closed starts again with the next game."""
+    """One player. Failures are EngineFailures; what was closed starts again with the next game.
+
+    start(game, number): before game ``number`` of a match, outside of its time.
+    """
 
     name: str
 
-    def start(self, game: Game) -> None: ...
+    def start(self, game: Game, number: int) -> None: ...
     def choose(self, game: Game, colour: int) -> int: ...
     def observe(self, move: Move) -> None: ...
     def close(self) -> None: ...
@@ -47,10 +50,11 @@ class AgentSide:
         self.agent, self.name = agent, name
         self.settings = agent.settings
 
-    def start(self, game: Game) -> None:
+    def start(self, game: Game, number: int) -> None:
         if game.size != self.agent.size:
             sizes = [f"{size}x{size}" for size in (self.agent.size, game.size)]
             raise EngineFailure("refused", f"plays on {sizes[0]}, not on {sizes[1]}")
+        self.agent.begin(number, game.komi)
 
     def choose(self, game: Game, colour: int) -> int:
         return self.agent.choose(game, colour)
@@ -71,7 +75,7 @@ class EngineSide:
         self.size = 0
         self._process: GtpProcess | None = None
 
-    def start(self, game: Game) -> None:
+    def start(self, game: Game, number: int) -> None:
         self.size = game.size
         if self._process is None:
             self._process = GtpProcess(self.command, self.timeout_seconds)
@@ -128,9 +132,14 @@ class Outcome:
 
 
 def play_game(
-    game: Game, black: Side, white: Side, max_moves: int, game_seconds: float = math.inf
+    game: Game,
+    black: Side,
+    white: Side,
+    max_moves: int,
+    game_seconds: float = math.inf,
+    number: int = 1,
 ) -> tuple[Outcome, dict[int, float]]:
-    """Plays one game to its end; the seconds each colour took to choose."""
+    """Plays game ``number`` to its end; the seconds each colour took to choose."""
     sides, seconds = {BLACK: black, WHITE: white}, {BLACK: 0.0, WHITE: 0.0}
     colour = BLACK
 
@@ -140,7 +149,7 @@ def play_game(
 
     try:
         for colour in (BLACK, WHITE):
-            sides[colour].start(game)
+            sides[colour].start(game, number)
         while game.passes < 2 and len(game.moves) < max_moves:
             colour = game.to_play
             began = time.monotonic()
@@ -185,7 +194,7 @@ def play_match(
     """
     for whose, side in (("ours", ours), ("opponent", theirs)):
         try:
-            side.start(Game(size, komi))
+            side.start(Game(size, komi), 0)
         except EngineFailure as failure:
             told = " ".join(str(failure).split())  # an engine may answer in several lines
             raise ConfigError(f"{whose}: {side.name} cannot begin: it {told}") from failure
@@ -194,7 +203,9 @@ def play_match(
         game = Game(size, komi)
         colour = BLACK if number % 2 == 0 else WHITE
         black, white = (ours, theirs) if colour == BLACK else (theirs, ours)
-        outcome, seconds = play_game(game, black, white, max_moves or 3 * size**2, game_seconds)
+        outcome, seconds = play_game(
+            game, black, white, max_moves or 3 * size**2, game_seconds, number + 1
+        )
         row: dict[str, Any] = {
             "game": number + 1,
             "colour": "black" if colour == BLACK else "white",
