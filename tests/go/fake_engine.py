@@ -15,7 +15,7 @@ for line in sys.stdin:
         if MODE == "crash" and moves == 2:
             print("out of cheese", file=sys.stderr)
             sys.exit(3)
-        if MODE == "hang":
+        if MODE == "hang" or (MODE == "stall" and games == 3):
             subprocess.Popen(["sleep", "600"])  # a child that must be ended too
             time.sleep(600)
         if MODE == "flood":

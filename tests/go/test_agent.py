@@ -1,8 +1,13 @@
 """An agent of ours at the board: commands from end to end, with an untrained network."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +197,7 @@ def test_gtp_match_record_and_elo_run_from_the_command_line(go_run, tmp_path, ca
                  "--sgf", str(tmp_path), "--max-moves", "20"]) == 0  # fmt: skip
     summary = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
     assert summary["games"] == 2 and summary["act_with"] == "prior"
+    assert summary["interrupted"] is False
     assert len(list(tmp_path.glob("*.sgf"))) == 2
 
     itself = ["--opponent-run", str(go_run), "--opponent-checkpoint", "kept-1"]
@@ -287,6 +293,41 @@ def test_an_option_that_is_none_is_named_in_one_line(command, capsys):
 def refused(capsys, complaint):
     error = capsys.readouterr().err
     assert complaint in error and error.count("\n") == 1, error
+
+
+def engines():
+    """Fake engines that are still there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found += [path.parent.name] if str(FAKE).encode() in path.read_bytes() else []
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks processes up in /proc")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_match_that_is_stopped_sums_up_and_ends_its_engine(
+    go_run, tmp_path, capsys, number, code
+):
+    handler = signal.getsignal(number)
+    first = tmp_path / "game-0001.sgf"
+
+    def stop():  # once the first game is over and the engine hangs in the second
+        while not first.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop, daemon=True).start()
+    stalling = ["--opponent", f"{sys.executable} {FAKE} stall", "--max-moves", "4"]
+    assert main(["match", str(go_run), *stalling, "--json", "--sgf", str(tmp_path)]) == code
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out.strip().split("\n")[-1])
+    assert summary["interrupted"] and summary["games"] == len(summary["rows"]) == 1
+    assert captured.err == f"muesli match: {number.name}: interrupted\n"
+    assert not engines() and signal.getsignal(number) is handler
 
 
 def test_an_opponent_of_another_board_is_refused(go_run, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from muesli.cli.main import main
 from muesli.config import ConfigError
-from muesli.go.match import EngineSide, play_game, play_match, wilson
+from muesli.go.match import EngineSide, Match, in_words, play_game, summarise, wilson
 from muesli.go.process import EngineFailure, GtpProcess, opponent_command
 from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
 from muesli.runners.versus import fit_elo
@@ -25,6 +24,7 @@ class Scripted:
 
     def __init__(self, vertices="", name="scripted"):
         self.vertices, self.name, self.seen = vertices.split(), name, []
+        self.settings = {}
 
     def start(self, game, number):
         self.left = list(self.vertices)
@@ -51,6 +51,15 @@ def one_game(engine, ours="C3", **options):
     finally:
         engine.close()
     return game, outcome
+
+
+def whole_match(ours, theirs, games, size=5, komi=7.5):
+    match = Match(ours, theirs, size, komi)
+    try:
+        match.begin()
+        return list(match.games(games))
+    finally:
+        match.close()
 
 
 def test_a_game_is_scored_by_the_referee():
@@ -122,20 +131,30 @@ def test_limits_on_time_and_moves_hold():
     assert outcome.reason == "move limit" and len(game.moves) == 4
 
 
-def test_a_match_alternates_colours_restarts_crashed_engines_and_writes_games(tmp_path):
-    engine = fake("crash")
-    try:
-        summary = play_match(Scripted("C3 D3 E3 B3"), engine, 4, 5, 7.5, tmp_path)
-    finally:
-        engine.close()
+def test_a_match_alternates_colours_and_restarts_crashed_engines():
+    played = whole_match(Scripted("C3 D3 E3 B3"), fake("crash"), 4)
+    summary = summarise(played[::-1])  # games may end in another order than they began in
     assert [row["colour"] for row in summary["rows"]] == ["black", "white"] * 2
     assert summary["games"] == 4 and summary["reasons"] == {"crash": 4}
+    assert summary["failures"] == {"ours": {}, "theirs": {"crash": 4}}
     assert summary["points"] == 4 and summary["win_rate"] == 1.0
     assert summary["distinct_games"] == 2  # scripted: one as Black, one as White
     assert summary["wilson_low"] == pytest.approx(0.5101, abs=1e-3)
-    games = sorted(tmp_path.glob("*.sgf"))
-    assert len(games) == 4 and "PW[crash]RE[B+F]" in games[0].read_text()
-    assert "PB[crash]" in games[1].read_text() and "out of cheese" in games[1].read_text()
+    assert "PW[crash]RE[B+F]" in played[0].sgf
+    assert "PB[crash]" in played[1].sgf and "out of cheese" in played[1].sgf
+
+
+def test_a_win_by_the_failures_of_a_side_does_not_look_like_one():
+    played = whole_match(Scripted("C3 D3 E3 C4"), fake("crash"), 2)
+    assert in_words(summarise(played)).endswith("; decided by failures: 2 crash of theirs")
+    played += whole_match(Scripted("C3 C3"), fake("pass"), 1)
+    played += whole_match(Scripted("C3"), fake("pass"), 1)
+    words = in_words(summarise(played))
+    assert words.startswith("3 of 4 games: 75.0% (95%: ")
+    assert words.endswith("; decided by failures: 1 illegal move of ours, 2 crash of theirs")
+    fair = in_words(summarise(whole_match(Scripted("C3"), fake("pass"), 2)))
+    assert fair.startswith("2 of 2 games: 100.0%") and "failures" not in fair
+    assert in_words(summarise([])) == "no game was finished"
 
 
 @pytest.mark.parametrize(
@@ -145,23 +164,14 @@ def test_a_match_alternates_colours_restarts_crashed_engines_and_writes_games(tm
         ("rude", "it answered 'boardsize 5' by 'hello'"),
     ],
 )
-def test_an_engine_that_cannot_begin_is_no_opponent(mode, complaint, tmp_path):
-    engine = fake(mode)
-    try:
-        with pytest.raises(ConfigError, match=f"opponent: {mode} cannot begin: {complaint}"):
-            play_match(Scripted(), engine, 2, 5, 7.5, tmp_path)
-    finally:
-        engine.close()
-    assert not list(tmp_path.iterdir())
+def test_an_engine_that_cannot_begin_is_no_opponent(mode, complaint):
+    with pytest.raises(ConfigError, match=f"opponent: {mode} cannot begin: {complaint}"):
+        whole_match(Scripted(), fake(mode), 2)
 
 
 def test_an_engine_that_fails_later_loses_that_game_alone():
-    engine = fake("tire")
-    try:
-        summary = play_match(Scripted("C3"), engine, 3, 5, 7.5)
-    finally:
-        engine.close()
-    assert [row["reason"] for row in summary["rows"]] == ["score", "refused", "score"]
+    played = whole_match(Scripted("C3"), fake("tire"), 3)
+    assert [game.row["reason"] for game in played] == ["score", "refused", "score"]
 
 
 @pytest.mark.parametrize(("mode", "reason"), [("illegal", "illegal move"), ("deny", "refused")])
@@ -256,16 +266,12 @@ def gnugo():
 
 
 @pytest.mark.parametrize("size", [5, 9])
-def test_gnu_go_takes_part(size, tmp_path):
-    engine = EngineSide(gnugo(), "gnugo:1", 30.0)
-    try:
-        # A player that passes loses to GNU Go, which then has every point.
-        summary = play_match(Scripted(), engine, 2, size, 0.5, tmp_path)
-    finally:
-        engine.close()
+def test_gnu_go_takes_part(size):
+    # A player that passes loses to GNU Go, which then has every point.
+    played = whole_match(Scripted(), EngineSide(gnugo(), "gnugo:1", 30.0), 2, size, 0.5)
+    summary = summarise(played)
     assert summary["points"] == 0 and summary["reasons"] == {"score": 2}
     assert summary["rows"][0]["opponent_says"].startswith("W+")
-    assert shutil.rmtree(tmp_path) is None
 
 
 def test_an_agent_of_ours_plays_gnu_go_from_the_command_line(go_run, tmp_path, capsys):

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +31,7 @@ from muesli.cli.options import (
 
 if TYPE_CHECKING:
     from muesli.go.agent import GoAgent
-    from muesli.go.match import AgentSide, EngineSide
+    from muesli.go.match import AgentSide, EngineSide, Match
 
 # What the options that describe the other run of a match begin with.
 _OPPONENT = "opponent-"
@@ -130,49 +130,58 @@ def gtp_command(argv: Sequence[str]) -> int:
 def match_command(argv: Sequence[str]) -> int:
     """``muesli match RUN_DIR --opponent COMMAND [--games N] [--sgf DIR] [--json]``."""
     args = _match_arguments(argv)
-
-    from muesli.go.match import AgentSide, play_match
-
+    made = args.sgf is not None and not args.sgf.exists()
     if args.sgf is not None:
         _take_folder(args.sgf)
-    theirs = _opponent(args)
-    agent = _load(args)
-    ours = AgentSide(agent, _name(args))
-    players = {
-        whose: {"name": side.name, **side.settings}
-        for whose, side in (("ours", ours), ("theirs", theirs))
-    }
-    for whose, about in players.items():
-        print(f"{whose}: " + ", ".join(f"{name} {value}" for name, value in about.items()))
-    folder = args.sgf or _new_folder(args.run_dir)
+
+    from muesli.go.match import Played, in_words, summarise
+    from muesli.go.stop import Stopped, stoppable
+
+    folder, about, code = args.sgf, {}, 0
+    played: list[Played] = []
     try:
-        summary = play_match(
-            ours,
-            theirs,
-            args.games,
-            agent.size,
-            agent.komi if args.komi is None else args.komi,
-            folder,
-            args.max_moves,
-            args.game_seconds,
-            _show,
-        )
+        with stoppable(), closing(_match(args)) as match:
+            match.begin()
+            about = match.about
+            for whose, how in about.items():
+                print(f"{whose}: " + ", ".join(f"{name} {value}" for name, value in how.items()))
+            if folder is None:
+                folder, made = _new_folder(args.run_dir), True
+            for game in match.games(args.games):
+                name = f"game-{game.row['game']:04d}.sgf"
+                (folder / name).write_text(game.sgf, encoding="utf-8", errors="replace")
+                played.append(game)
+                _show(game.row)
+    except Stopped as stop:
+        code = 128 + stop.number
+        print(f"muesli match: {stop}: interrupted", file=sys.stderr)
     finally:
-        theirs.close()
-        if args.sgf is None:  # one that was made here, and no game was finished
+        if made and folder is not None:  # here, and no game was finished
             with suppress(OSError):
                 folder.rmdir()
-    about = {"opponent": theirs.name, "act_with": act_with(args), "sgf": str(folder)}
-    summary |= about | players
-    print(f"games: {folder}")
-    if args.json:
-        print(json.dumps(summary))
-    else:
-        print(
-            f"{summary['points']:g} of {summary['games']} games: {summary['win_rate']:.1%} "
-            f"(95%: {summary['wilson_low']:.1%} to {summary['wilson_high']:.1%})"
-        )
-    return 0
+    if not about:  # it had not begun
+        return code
+    summary = summarise(played) | {
+        "interrupted": code != 0,
+        "opponent": about["theirs"]["name"],
+        "act_with": act_with(args),
+        "sgf": str(folder) if played else None,
+        **about,
+    }
+    if played:
+        print(f"games: {folder}")
+    print(json.dumps(summary) if args.json else in_words(summary))
+    return code
+
+
+def _match(args: argparse.Namespace) -> Match:
+    from muesli.go.match import AgentSide, Match
+
+    theirs = _opponent(args)
+    agent = _load(args)
+    komi = agent.komi if args.komi is None else args.komi
+    ours = AgentSide(agent, _name(args))
+    return Match(ours, theirs, agent.size, komi, args.max_moves, args.game_seconds)
 
 
 def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -280,7 +289,7 @@ def _name(args: argparse.Namespace, whose: str = "") -> str:
     return " ".join([run, *(word for word in details if word)])
 
 
-def _show(number: int, row: dict[str, Any]) -> None:
+def _show(row: dict[str, Any]) -> None:
     points = {1.0: "won", 0.0: "lost", 0.5: "drew"}[row["points"]]
     line = f"game {row['game']}: {points} as {row['colour']}, {row['result']}"
     print(f"{line}, {row['moves']} moves, {row['reason']} {row['detail']}".rstrip(), flush=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from muesli.config import ConfigError
 from muesli.go.agent import GoAgent
@@ -36,6 +36,7 @@ class Side(Protocol):
     """
 
     name: str
+    settings: dict[str, Any]
 
     def start(self, game: Game, number: int) -> None: ...
     def choose(self, game: Game, colour: int) -> int: ...
@@ -177,37 +178,57 @@ def play_game(
     return Outcome(winner, reason, result(score), score), seconds
 
 
-def play_match(
-    ours: Side,
-    theirs: Side,
-    games: int,
-    size: int,
-    komi: float,
-    sgf_dir: Path | None = None,
-    max_moves: int | None = None,
-    game_seconds: float = math.inf,
-    progress: Callable[[int, dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """Plays ``games`` games, ours Black in the first and every other one; what came of them.
+class Played(NamedTuple):
+    """One finished game: its row in the summary, its moves, and itself as SGF."""
 
-    Raises a ConfigError where a side cannot even begin: such games would all count as lost by it.
-    """
-    for whose, side in (("ours", ours), ("opponent", theirs)):
-        try:
-            side.start(Game(size, komi), 0)
-        except EngineFailure as failure:
-            told = " ".join(str(failure).split())  # an engine may answer in several lines
-            raise ConfigError(f"{whose}: {side.name} cannot begin: it {told}") from failure
-    rows, played = [], set()
-    for number in range(games):
-        game = Game(size, komi)
-        colour = BLACK if number % 2 == 0 else WHITE
-        black, white = (ours, theirs) if colour == BLACK else (theirs, ours)
-        outcome, seconds = play_game(
-            game, black, white, max_moves or 3 * size**2, game_seconds, number + 1
-        )
+    row: dict[str, Any]
+    moves: tuple[Move, ...]
+    sgf: str
+
+
+class Match:
+    """Two sides and what holds for every game between them. max_moves: 3 size² unless given."""
+
+    def __init__(
+        self,
+        ours: Side,
+        theirs: Side,
+        size: int,
+        komi: float,
+        max_moves: int | None = None,
+        game_seconds: float = math.inf,
+    ):
+        self.ours, self.theirs, self.size, self.komi = ours, theirs, size, komi
+        self.max_moves, self.game_seconds = max_moves or 3 * size**2, game_seconds
+
+    @property
+    def about(self) -> dict[str, dict[str, Any]]:
+        """How each side plays."""
+        sides = {"ours": self.ours, "theirs": self.theirs}
+        return {whose: {"name": side.name, **side.settings} for whose, side in sides.items()}
+
+    def begin(self) -> None:
+        """Raises a ConfigError where a side cannot even begin: it would lose every game by that."""
+        for whose, side in (("ours", self.ours), ("opponent", self.theirs)):
+            try:
+                side.start(Game(self.size, self.komi), 0)
+            except EngineFailure as failure:
+                told = " ".join(str(failure).split())  # an engine may answer in several lines
+                raise ConfigError(f"{whose}: {side.name} cannot begin: it {told}") from failure
+
+    def games(self, count: int) -> Iterator[Played]:
+        """Plays games 1 to ``count``."""
+        return map(self.play, range(1, count + 1))
+
+    def play(self, number: int) -> Played:
+        """Plays one game; in those of odd numbers we are Black."""
+        game = Game(self.size, self.komi)
+        colour = BLACK if number % 2 else WHITE
+        sides = (self.ours, self.theirs)
+        black, white = sides if colour == BLACK else reversed(sides)
+        outcome, seconds = play_game(game, black, white, self.max_moves, self.game_seconds, number)
         row: dict[str, Any] = {
-            "game": number + 1,
+            "game": number,
             "colour": "black" if colour == BLACK else "white",
             "result": outcome.text,
             "points": 0.5 * (1 + outcome.winner * colour),
@@ -217,23 +238,25 @@ def play_match(
             "seconds_ours": seconds[colour],
             "seconds_theirs": seconds[-colour],
         }
-        if isinstance(theirs, EngineSide) and outcome.reason in ("score", "move limit"):
-            row["opponent_says"] = theirs.opinion()
-        if sgf_dir is not None:
-            sgf_dir.mkdir(parents=True, exist_ok=True)
-            note = f"{outcome.reason} {outcome.detail}".strip()
-            text = to_sgf(game, black.name, white.name, outcome.text, note)
-            (sgf_dir / f"game-{number + 1:04d}.sgf").write_text(text, encoding="utf-8")
-        rows.append(row)
-        played.add(tuple(game.moves))
-        if progress is not None:
-            progress(number, row)
-    # Games that repeat say nothing new: with few different ones the interval is too narrow.
-    return summarise(rows) | {"distinct_games": len(played)}
+        if isinstance(self.theirs, EngineSide) and outcome.reason in ("score", "move limit"):
+            row["opponent_says"] = self.theirs.opinion()
+        note = f"{outcome.reason} {outcome.detail}".strip()
+        sgf = to_sgf(game, black.name, white.name, outcome.text, note)
+        return Played(row, tuple(game.moves), sgf)
+
+    def close(self) -> None:
+        """Ends the engines."""
+        self.ours.close()
+        self.theirs.close()
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+# How games end between two players who both keep to the rules and to their time.
+PLAYED_OUT = ("score", "move limit", "resignation")
+
+
+def summarise(played: Sequence[Played]) -> dict[str, Any]:
     """The numbers of a match; a draw is half a win."""
+    rows = sorted((game.row for game in played), key=lambda row: row["game"])
     points = sum(row["points"] for row in rows)
     low, high = wilson(points, len(rows))
 
@@ -241,24 +264,43 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         mine = [row["points"] for row in rows if row["colour"] == colour]
         return {"games": len(mine), "points": sum(mine)}
 
-    reasons: dict[str, int] = {}
+    failures: dict[str, Counter[str]] = {"ours": Counter(), "theirs": Counter()}
     for row in rows:
-        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+        if row["reason"] not in PLAYED_OUT:
+            failures["theirs" if row["points"] else "ours"][row["reason"]] += 1
     moves = sum(row["moves"] for row in rows)
     return {
         "games": len(rows),
         "points": points,
-        "win_rate": points / len(rows),
+        "win_rate": points / len(rows) if rows else None,
         "wilson_low": low,
         "wilson_high": high,
         "as_black": of("black"),
         "as_white": of("white"),
-        "reasons": reasons,
-        "moves_mean": moves / len(rows),
+        "reasons": dict(Counter(row["reason"] for row in rows)),
+        "failures": failures,
+        "moves_mean": moves / len(rows) if rows else None,
         "seconds_per_move_ours": 2 * sum(r["seconds_ours"] for r in rows) / max(1, moves),
         "seconds_per_move_theirs": 2 * sum(r["seconds_theirs"] for r in rows) / max(1, moves),
+        # Games that repeat say nothing new: with few different ones the interval is too narrow.
+        "distinct_games": len({game.moves for game in played}),
         "rows": rows,
     }
+
+
+def in_words(summary: Mapping[str, Any]) -> str:
+    """The result in one line, which also says what was not won or lost at the board."""
+    if not summary["games"]:
+        return "no game was finished"
+    line = (
+        f"{summary['points']:g} of {summary['games']} games: {summary['win_rate']:.1%} "
+        f"(95%: {summary['wilson_low']:.1%} to {summary['wilson_high']:.1%})"
+    )
+    failures = summary["failures"]
+    said = [
+        f"{n} {reason} of {whose}" for whose in failures for reason, n in failures[whose].items()
+    ]
+    return f"{line}; decided by failures: {', '.join(said)}" if said else line
 
 
 def wilson(points: float, games: int, z: float = 1.959964) -> tuple[float, float]:
