@@ -295,6 +295,43 @@ def refused(capsys, complaint):
     assert complaint in error and error.count("\n") == 1, error
 
 
+def without_clocks(folder, capsys):
+    """The summary of the match that was just played, and its games."""
+    summary = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
+    for row in summary["rows"]:
+        del row["seconds_ours"], row["seconds_theirs"]
+    for name in ("seconds_per_move_ours", "seconds_per_move_theirs", "sgf"):
+        del summary[name]
+    return summary, {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_games_do_not_depend_on_how_many_are_played_at_once(go_run, tmp_path, capsys):
+    def played(jobs):
+        folder = tmp_path / jobs
+        limits = ["--games", "5", "--max-moves", "8", "--json", "--sgf", str(folder)]
+        itself = [
+            "match",
+            str(go_run),
+            "--opponent-run",
+            str(go_run),
+            "--opponent-act-with",
+            "cmpo",
+        ]
+        assert main([*itself, *limits, "--jobs", jobs]) == 0
+        return without_clocks(folder, capsys)
+
+    one, two = played("1"), played("2")
+    assert one == two
+    assert one[0]["games"] == 5 == one[0]["distinct_games"] and sorted(one[1])[0] == "game-0001.sgf"
+
+
+def test_what_a_process_of_a_match_refuses_is_one_line(go_run, tmp_path, capsys):
+    limits = ["--games", "2", "--jobs", "2", "--sgf", str(tmp_path / "new")]
+    assert main(["match", str(go_run), "--opponent", f"{sys.executable} {FAKE} rude", *limits]) == 2
+    refused(capsys, "rude cannot begin: it answered 'boardsize 5' by 'hello'")
+    assert not (tmp_path / "new").exists()
+
+
 def engines():
     """Fake engines that are still there."""
     found = []
@@ -306,10 +343,16 @@ def engines():
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks processes up in /proc")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code", "jobs"),
+    [
+        (signal.SIGINT, 130, 1),
+        (signal.SIGTERM, 143, 1),
+        (signal.SIGHUP, 129, 1),
+        (signal.SIGINT, 130, 2),
+    ],
 )
-def test_a_match_that_is_stopped_sums_up_and_ends_its_engine(
-    go_run, tmp_path, capsys, number, code
+def test_a_match_that_is_stopped_sums_up_and_ends_its_engines(
+    go_run, tmp_path, capsys, number, code, jobs
 ):
     handler = signal.getsignal(number)
     first = tmp_path / "game-0001.sgf"
@@ -322,10 +365,11 @@ def test_a_match_that_is_stopped_sums_up_and_ends_its_engine(
 
     threading.Thread(target=stop, daemon=True).start()
     stalling = ["--opponent", f"{sys.executable} {FAKE} stall", "--max-moves", "4"]
-    assert main(["match", str(go_run), *stalling, "--json", "--sgf", str(tmp_path)]) == code
+    options = ["--json", "--sgf", str(tmp_path), "--jobs", str(jobs)]
+    assert main(["match", str(go_run), *stalling, *options]) == code
     captured = capsys.readouterr()
     summary = json.loads(captured.out.strip().split("\n")[-1])
-    assert summary["interrupted"] and summary["games"] == len(summary["rows"]) == 1
+    assert summary["interrupted"] and 1 <= summary["games"] == len(summary["rows"]) <= jobs
     assert captured.err == f"muesli match: {number.name}: interrupted\n"
     assert not engines() and signal.getsignal(number) is handler
 

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from muesli.config import ConfigError
 from muesli.go.match import EngineSide, Match, in_words, play_game, summarise, wilson
 from muesli.go.process import EngineFailure, GtpProcess, opponent_command
 from muesli.go.rules import BLACK, WHITE, Game, Move, from_vertex
+from muesli.go.workers import WorkerLost, Workers
 from muesli.runners.versus import fit_elo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -212,6 +215,25 @@ def test_what_an_engine_says_unasked_is_no_answer_to_the_next_command():
         assert failure.value.kind == "protocol" and engine._process is None
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (partial(os._exit, 5), WorkerLost, r"a process of the match ended \(exit code 5\)"),
+        (partial(ConfigError, "not a match"), AttributeError, "begin"),
+        (partial(int, "x"), ValueError, "invalid literal"),
+    ],
+)
+def test_a_process_of_a_match_that_fails_ends_it(make, error, said):
+    workers = Workers(make, 2)
+    try:
+        with pytest.raises(error, match=said) as failure:
+            workers.begin()
+    finally:
+        workers.close()
+    if error is not WorkerLost:  # where it happened is told, too
+        assert "_work" in "".join(failure.value.__notes__)
 
 
 def test_wilson_by_hand():

@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from muesli.cli import plugins
 from muesli.cli.main import UsageError
 from muesli.cli.options import (
     ACT_WITH,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from muesli.go.agent import GoAgent
     from muesli.go.match import AgentSide, EngineSide, Match
 
+STOPPED_ITSELF = 3
 # What the options that describe the other run of a match begin with.
 _OPPONENT = "opponent-"
 
@@ -136,11 +139,13 @@ def match_command(argv: Sequence[str]) -> int:
 
     from muesli.go.match import Played, in_words, summarise
     from muesli.go.stop import Stopped, stoppable
+    from muesli.go.workers import WorkerLost, Workers
 
+    make = partial(_match, args, list(plugins.LOADED))
     folder, about, code = args.sgf, {}, 0
     played: list[Played] = []
     try:
-        with stoppable(), closing(_match(args)) as match:
+        with stoppable(), closing(Workers(make, args.jobs) if args.jobs > 1 else make()) as match:
             match.begin()
             about = match.about
             for whose, how in about.items():
@@ -155,6 +160,9 @@ def match_command(argv: Sequence[str]) -> int:
     except Stopped as stop:
         code = 128 + stop.number
         print(f"muesli match: {stop}: interrupted", file=sys.stderr)
+    except WorkerLost as lost:
+        code = STOPPED_ITSELF
+        print(f"muesli match: {lost}", file=sys.stderr)
     finally:
         if made and folder is not None:  # here, and no game was finished
             with suppress(OSError):
@@ -174,7 +182,10 @@ def match_command(argv: Sequence[str]) -> int:
     return code
 
 
-def _match(args: argparse.Namespace) -> Match:
+def _match(args: argparse.Namespace, plugged: list[str]) -> Match:
+    """The match as it is played in one process."""
+    for file in plugged:
+        plugins.load(file)
     from muesli.go.match import AgentSide, Match
 
     theirs = _opponent(args)
@@ -202,7 +213,14 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="a run to play against; it acts by its bare policy unless told otherwise",
     )
     _playing_options(parser, _OPPONENT)
-    parser.add_argument("--games", type=int, default=10)
+    parser.add_argument("--games", type=whole_number, default=10)
+    parser.add_argument(
+        "--jobs",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="games at once, each in a process with an agent and an engine of its own (1)",
+    )
     parser.add_argument("--komi", type=float, help="the run's own unless given")
     parser.add_argument("--max-moves", type=int, help="3 size² unless given; then the board counts")
     parser.add_argument("--move-seconds", type=float, default=60.0, help="for the engine")
@@ -229,7 +247,7 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
             "--opponent-checkpoint, --opponent-act-with, --opponent-search.*: only an "
             "--opponent-run has them; an engine plays as its command says"
         )
-    for name in ("games", "move_seconds", "game_seconds", "max_moves"):
+    for name in ("games", "jobs", "move_seconds", "game_seconds", "max_moves"):
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name.replace('_', '-')}: must be positive, got {value}")
@@ -239,6 +257,7 @@ def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"--{name.replace('_', '-')}: must be a finite number, got {value}")
     if args.komi is not None and not abs(args.komi) < MAX_KOMI:
         raise UsageError(f"--komi: must be less than {MAX_KOMI:g}, got {args.komi:g}")
+    args.jobs = min(args.jobs, args.games)
     return args
 
 
