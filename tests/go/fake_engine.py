@@ -18,6 +18,8 @@ for line in sys.stdin:
         if MODE == "hang" or (MODE == "stall" and games == 3):
             subprocess.Popen(["sleep", "600"])  # a child that must be ended too
             time.sleep(600)
+        if MODE == "nap":
+            time.sleep(600)
         if MODE == "flood":
             while True:
                 print("=" * 1000, flush=True)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from functools import partial
@@ -111,6 +112,37 @@ def test_an_engine_that_hangs_loses_on_time_and_leaves_nothing_behind():
         time.sleep(0.01)
     assert alive(group) == []
     engine.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as Linux can")
+def test_an_engine_ends_with_a_match_that_was_killed():
+    starting = [
+        "import sys, time",
+        "from muesli.go.process import GtpProcess",
+        "engine = GtpProcess(sys.argv[1:])",
+        "engine.ask('boardsize 5')",
+        "engine._process.stdin.write(b'genmove b\\n')",
+        "print(engine.pid, flush=True)",
+        "time.sleep(600)",
+    ]
+    command = [sys.executable, "-c", "\n".join(starting), sys.executable, str(FAKE), "nap"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        group = int(starter.stdout.readline())
+        assert alive(group)
+        starter.kill()
+    end = time.monotonic() + 30
+    while alive(group) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert alive(group) == []
+
+
+def test_an_engine_starts_with_the_signals_that_it_would_have_from_a_shell():
+    engine = GtpProcess(["sh", "-c", "read command; kill -PIPE $$; printf '= alive\\n\\n'"])
+    try:
+        with pytest.raises(EngineFailure, match="ended at 'name'"):
+            engine.ask("name")
+    finally:
+        engine.close()
 
 
 def alive(group):

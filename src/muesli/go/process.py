@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 from muesli.config import ConfigError
@@ -64,15 +65,37 @@ def opponent_command(text: str) -> list[str]:
     return [found, *words[1:]]
 
 
+# By way of this an engine ends with whoever started it, even with one that was killed. A preexec_fn
+# may hang in a process of many threads, as JAX's are. What Python ignores, an engine does not.
+_ENDING_WITH_US = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):  # or it was too late to ask for that
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _ending_with_us(command: list[str]) -> list[str]:
+    """The command by way of which a program is started that ends with us, on Linux."""
+    if sys.platform != "linux" or not sys.executable:
+        return command
+    return [sys.executable, "-I", "-S", "-c", _ENDING_WITH_US, str(os.getpid()), *command]
+
+
 class GtpProcess:
     """One running engine."""
 
     def __init__(self, command: list[str], timeout_seconds: float = 60.0):
         self.timeout_seconds = timeout_seconds
         self._received, self._errors = b"", b""
+        found = shutil.which(command[0])
+        if found is None:
+            raise EngineFailure("crash", f"cannot start {command[0]}: there is no such program")
         try:
             self._process = subprocess.Popen(
-                command,
+                _ending_with_us([found, *command[1:]]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
