@@ -325,6 +325,7 @@ def test_games_do_not_depend_on_how_many_are_played_at_once(go_run, tmp_path, ca
     assert one[0]["games"] == 5 == one[0]["distinct_games"] and sorted(one[1])[0] == "game-0001.sgf"
 
 
+@pytest.mark.slow
 def test_what_a_process_of_a_match_refuses_is_one_line(go_run, tmp_path, capsys):
     limits = ["--games", "2", "--jobs", "2", "--sgf", str(tmp_path / "new")]
     assert main(["match", str(go_run), "--opponent", f"{sys.executable} {FAKE} rude", *limits]) == 2
@@ -348,7 +349,7 @@ def engines():
         (signal.SIGINT, 130, 1),
         (signal.SIGTERM, 143, 1),
         (signal.SIGHUP, 129, 1),
-        (signal.SIGINT, 130, 2),
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_match_that_is_stopped_sums_up_and_ends_its_engines(

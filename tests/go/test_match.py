@@ -258,7 +258,7 @@ def test_what_an_engine_says_unasked_is_no_answer_to_the_next_command():
     ],
 )
 def test_a_process_of_a_match_that_fails_ends_it(make, error, said):
-    workers = Workers(make, 2)
+    workers = Workers(make, 1)
     try:
         with pytest.raises(error, match=said) as failure:
             workers.begin()
