@@ -326,6 +326,11 @@ def test_the_parts_of_a_run_without_replay_are_timed_too(capsys):
         (["bench", "catch", "--seconds", "0"], "--seconds: must be a positive number, got 0"),
         (["bench", "catch", "--seconds", "-1"], "--seconds: must be a positive number, got -1"),
         (["list", "prests"], "invalid choice"),
+        (["eval"], "the following arguments are required: run_dir"),
+        (["eval", "RUN", "--episodes", "two"], "--episodes: must be a whole number, got two"),
+        (["plot", "RUN", "--outptu", "x"], "--outptu: there is no such option (did you mean --out"),
+        (["doctor", "--json"], "--json: there is no such option"),
+        (["bench", "catch", "--seconds", "soon"], "--seconds: must be a number, got soon"),
     ],
 )
 def test_bad_input_is_answered_in_one_line_with_exit_code_2(arguments, message, capsys, tmp_path):

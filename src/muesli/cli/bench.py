@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import threading
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from muesli.cli.main import UsageError
+from muesli.cli.options import Parser
 from muesli.cli.train import choice, parse_config
 
 
@@ -19,12 +19,11 @@ def bench_command(argv: Sequence[str]) -> int:
     """``muesli bench [PRESET] [--seconds S] [--json] [--field VALUE …]``."""
     arguments = list(argv)
     preset = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="muesli bench",
         usage="muesli bench [PRESET] [--seconds S] [--json] [--FIELD VALUE ...]",
         description="Times each part of a run alone, and all of them together. Fields are those "
         "of 'muesli train PRESET --help'.",
-        allow_abbrev=False,
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each part is timed")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")

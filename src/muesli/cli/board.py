@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from muesli.cli import plugins
 from muesli.cli.main import UsageError
 from muesli.cli.options import (
     ACT_WITH,
     SEARCH,
+    Parser,
     act_with,
     add_acting_options,
     add_search_options,
@@ -38,13 +39,6 @@ if TYPE_CHECKING:
 STOPPED_ITSELF = 3
 # What the options that describe the other run of a match begin with.
 _OPPONENT = "opponent-"
-
-
-class _Parser(argparse.ArgumentParser):
-    """One that says what is wrong in one line, as of every other bad input."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def _agent_options(parser: argparse.ArgumentParser, sample_moves: int) -> None:
@@ -105,7 +99,7 @@ def _naming(whose: str) -> Iterator[None]:
 
 def gtp_command(argv: Sequence[str]) -> int:
     """``muesli gtp RUN_DIR [--checkpoint NAME] [--search.simulations N]``."""
-    parser = _Parser(prog="muesli gtp", allow_abbrev=False)
+    parser = Parser(prog="muesli gtp")
     _agent_options(parser, sample_moves=0)
     args = parser.parse_args(list(argv))
     check_at_least(0, args, "sample_moves")
@@ -196,9 +190,8 @@ def _match(args: argparse.Namespace, plugged: list[str]) -> Match:
 
 
 def _match_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="muesli match",
-        allow_abbrev=False,
         description="Plays Go against a GTP engine, or against another run of ours.",
     )
     _agent_options(parser, sample_moves=6)
@@ -316,9 +309,8 @@ def _show(row: dict[str, Any]) -> None:
 
 def elo_command(argv: Sequence[str]) -> int:
     """``muesli elo RUN_DIR [--games N] [--max-checkpoints N] [--json]``."""
-    parser = _Parser(
+    parser = Parser(
         prog="muesli elo",
-        allow_abbrev=False,
         description="Plays the checkpoints that a two-player run kept (log.keep_every) and a "
         "random player against each other; prints their Elo, the random player's being 0.",
     )

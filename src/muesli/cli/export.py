@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from muesli.cli.options import add_agent_options, load_player, prepare_output
+from muesli.cli.options import Parser, add_agent_options, load_player, prepare_output
 
 
 def export_command(argv: Sequence[str]) -> int:
     """``muesli export RUN_DIR -o FILE [--checkpoint NAME]``."""
-    parser = argparse.ArgumentParser(prog="muesli export", allow_abbrev=False)
+    parser = Parser(prog="muesli export")
     add_agent_options(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
     args = parser.parse_args(list(argv))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import inspect
 import json
@@ -14,13 +13,14 @@ from functools import partial
 from typing import Any
 
 import muesli
+from muesli.cli.options import Parser
 
 WHAT = ("presets", "envs", "updates", "networks", "suites")
 
 
 def list_command(argv: Sequence[str]) -> int:
     """``muesli list presets|envs|updates|networks|suites [--json]``."""
-    parser = argparse.ArgumentParser(prog="muesli list", allow_abbrev=False)
+    parser = Parser(prog="muesli list")
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--json", action="store_true", help="one JSON array on the last line")
     args = parser.parse_args(list(argv))
@@ -70,7 +70,7 @@ def _summary(entry: Any) -> str:
 
 def doctor_command(argv: Sequence[str]) -> int:
     """``muesli doctor``: what this machine can do."""
-    argparse.ArgumentParser(prog="muesli doctor").parse_args(list(argv))
+    Parser(prog="muesli doctor").parse_args(list(argv))
     import jax
 
     print(f"muesli {muesli.__version__}, Python {platform.python_version()}, jax {jax.__version__}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from muesli.cli.main import UsageError
 from muesli.cli.options import (
+    Parser,
     act_with,
     add_acting_options,
     add_agent_options,
@@ -23,7 +23,7 @@ VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".gif")
 
 def eval_command(argv: Sequence[str]) -> int:
     """``muesli eval RUN_DIR [--episodes N] [--act-with MODE] [--greedy] [--seed N] [--json]``."""
-    parser = argparse.ArgumentParser(prog="muesli eval", allow_abbrev=False)
+    parser = Parser(prog="muesli eval")
     add_agent_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="how many are played (100)")
     add_acting_options(parser, "random")
@@ -52,7 +52,7 @@ def record_command(argv: Sequence[str]) -> int:
     """``muesli record RUN_DIR [-o FILE.mp4] [--episodes N] [--act-with MODE] [--greedy]``; for Go,
     diagrams too.
     """
-    parser = argparse.ArgumentParser(prog="muesli record", allow_abbrev=False)
+    parser = Parser(prog="muesli record")
     add_agent_options(parser)
     parser.add_argument("-o", "--output", type=Path, help="RUN_DIR/video.mp4 unless given")
     parser.add_argument("--episodes", type=int, default=3, help="how many are played (3)")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from muesli.cli.main import UsageError
-from muesli.cli.options import prepare_output
+from muesli.cli.options import Parser, prepare_output
 
 
 def plot_command(argv: Sequence[str]) -> int:
     """``muesli plot RUN_DIR… [-o FILE.png]``, or ``muesli plot SUITE_DIR [--sweep]``."""
-    parser = argparse.ArgumentParser(prog="muesli plot", allow_abbrev=False)
+    parser = Parser(prog="muesli plot")
     parser.add_argument(
         "run_dirs",
         type=Path,

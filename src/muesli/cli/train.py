@@ -24,7 +24,7 @@ from muesli.cli.cluster import (
     where,
 )
 from muesli.cli.main import UsageError, nearest
-from muesli.cli.options import whole_number
+from muesli.cli.options import Parser, whole_number
 from muesli.config import Config, EnvConfig, validate
 from muesli.fields import leaves
 
@@ -193,13 +193,12 @@ def _meant(name: str, presets: list[str]) -> str:
 
 
 def _own_options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="muesli train",
         usage="muesli train [PRESET] [OPTIONS] [--FIELD VALUE ...]",
         description="PRESET comes first: a name of 'muesli list presets', atari:game, "
         "gym:EnvId or module:EnvId.",
         add_help=False,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -303,7 +302,7 @@ def _train(
 
 def resume_command(argv: Sequence[str]) -> int:
     """``muesli resume RUN_DIR [--devices.… ] [--distributed.…]``."""
-    parser = argparse.ArgumentParser(prog="muesli resume", allow_abbrev=False)
+    parser = Parser(prog="muesli resume")
     parser.add_argument("run_dir", type=Path)
     add_where(parser)
     own = parser.parse_args(list(argv))
