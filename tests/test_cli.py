@@ -345,9 +345,8 @@ def test_bad_input_is_answered_in_one_line_with_exit_code_2(arguments, message, 
     assert code == 2
     assert message in text
     assert "Traceback" not in text and len(text.splitlines()) < 25
-    if arguments[0] != "list":  # argparse shows its usage first
-        assert len(captured.err.splitlines()) == 1, captured.err
-        assert "training" not in captured.out
+    assert len(captured.err.splitlines()) == 1, captured.err
+    assert "training" not in captured.out
     assert not (tmp_path / "run" / "config.json").exists()
 
 

@@ -19,8 +19,8 @@ from muesli.envs.adapter import on_host
 from muesli.envs.base import HostEnvs, JaxEnv, refuse_not_finite
 from muesli.frames import begin, mark, push
 from muesli.runners.evaluate import MAX_STEPS, Evaluation
-from muesli.runners.faults import ActorError
 from muesli.runners.parts import Parts
+from muesli.runners.patience import STARTING_TIMEOUTS, Asker, Stopped
 from muesli.types import ActorState, Array, PRNGKey, PyTree, StepType, TimeStep, is_first
 
 Act = Callable[[Acting, TimeStep, ActorState, Array], tuple[Array, Policy, ActorState]]
@@ -86,36 +86,41 @@ def make_evaluate_on_host(
         return action, memory._replace(actors=actors)
 
     env_config = dataclasses.replace(parts.config.env, num_envs=episodes)
+    patience = parts.config.actors.step_timeout_seconds
 
     def evaluate(acting: Acting, seed: int, stop: Callable[[], bool]) -> Evaluation | None:
         envs = make_env(env_config.name, env_config)
         env = host_envs(parts.env if isinstance(envs, JaxEnv) else envs).make(range(episodes), seed)
+        asker = Asker(env_config.name, stop)
+
+        def ask(call: Callable[[], TimeStep], seconds: float) -> TimeStep:
+            return asker.ask(lambda: _checked(call(), env_config.name), seconds)
+
         try:
             key, memory = keys.eval_key(jax.random.key(seed), 0), initial_memory(parts, episodes)
             returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
             done = np.zeros(episodes, bool)
-            timestep = _ask(env.reset, env_config.name)
+            timestep = ask(env.reset, STARTING_TIMEOUTS * patience)
             for now in range(MAX_STEPS):
                 if stop():
                     return None
                 action, memory = choose(acting, memory, timestep, key, np.int32(now))
-                timestep = _ask(partial(env.step, np.asarray(action)), env_config.name)
+                timestep = ask(partial(env.step, np.asarray(action)), patience)
                 returns += np.where(done, 0.0, timestep.reward)
                 lengths += ~done
                 done |= timestep.step_type == StepType.LAST
                 if done.all():
                     break
             return Evaluation(returns, lengths, done)
+        except Stopped:
+            return None
         finally:
+            asker.close()
             env.close()
 
     return evaluate
 
 
-def _ask(call: Callable[[], TimeStep], name: str) -> TimeStep:
-    try:
-        timestep = call()
-        refuse_not_finite(name, range(len(timestep.reward)), timestep)
-        return timestep
-    except Exception as error:
-        raise ActorError(f"{name} failed in an evaluation: {error}") from error
+def _checked(timestep: TimeStep, name: str) -> TimeStep:
+    refuse_not_finite(name, range(len(timestep.reward)), timestep)
+    return timestep

@@ -37,13 +37,12 @@ from muesli.runners.host import host_envs
 from muesli.runners.learner import Row, init_ring, make_learn
 from muesli.runners.mesh import AXIS, dealt, lay_out, own_share, replicated, spread
 from muesli.runners.parts import Parts, for_actors
+from muesli.runners.patience import STARTING_TIMEOUTS
 from muesli.runners.publishing import Courier, Packing, Published
 from muesli.types import AgentState, Array, PRNGKey, PyTree, TimeStep, Trajectory
 
 Measured = dict[str, np.float32]
 """The metrics of one update, fetched."""
-
-_STARTING_TIMEOUTS = 10  # copies of an environment may take this many step timeouts to start
 
 
 class SebulbaState(NamedTuple):
@@ -432,7 +431,7 @@ class Sebulba:
             life, allowed = actor.life, actors.step_timeout_seconds
             making, since = life.making, life.waiting_since
             if making:
-                allowed *= _STARTING_TIMEOUTS
+                allowed *= STARTING_TIMEOUTS
             if since is None or time.monotonic() - since <= allowed:
                 continue
             if not life.leave(since):
