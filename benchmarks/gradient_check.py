@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import optax
 
-from muesli.cli.train import parse_config
+from muesli.cli.configure import parse_config
 from muesli.runners.anakin import make_anakin, make_collect
 from muesli.runners.parts import Parts, build
 from muesli.symmetry import turn

@@ -40,7 +40,7 @@ def command(*arguments, **options):
 
 
 def parsed(preset, *arguments):
-    from muesli.cli.train import parse_config
+    from muesli.cli.configure import parse_config
 
     return parse_config(preset, arguments)[1]
 
@@ -76,7 +76,7 @@ def test_what_a_preset_says_of_its_own_update_stays():
 def test_a_game_of_atari_gets_what_the_machine_is_good_for(monkeypatch, capsys, found, chosen):
     from dataclasses import replace
 
-    from muesli.cli.train import choice
+    from muesli.cli.configure import choice
     from muesli.presets import PRESETS
     from muesli.runners import device
 
@@ -92,7 +92,7 @@ def test_a_game_of_atari_gets_what_the_machine_is_good_for(monkeypatch, capsys, 
 
 def test_an_accelerator_is_looked_for_without_starting_jax(monkeypatch):
     probe = (
-        "from muesli.cli.train import parse_config\n"
+        "from muesli.cli.configure import parse_config\n"
         "print(parse_config('atari:pong', [])[1].env.num_envs)\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends\n"

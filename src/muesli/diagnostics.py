@@ -100,13 +100,18 @@ def diagnostics(
         "feature_variation": jnp.mean(jnp.var(features, axis=(0, 1)))
         / jnp.maximum(feature_power, 1e-12),
     }
-    for name, valid in (
-        ("reward", model.outcome_valid),
-        ("value", model.outcome_valid),
-        ("policy", model.policy_valid),
+    return metrics | _losses_by_step(model, trained)
+
+
+def _losses_by_step(model: ModelLosses, trained: Array) -> Metrics:
+    """What each step of the unrolled model adds to its losses, each [], over those that count."""
+    metrics = {}
+    for name, losses, valid in (
+        ("reward", model.reward_steps, model.outcome_valid),
+        ("value", model.value_steps, model.outcome_valid),
+        ("policy", model.policy_steps, model.policy_valid),
     ):
-        steps = getattr(model, f"{name}_steps")
-        for k in range(config.model.unroll_steps):
+        for k in range(losses.shape[-1]):
             counted = valid[:, :, k] & trained
-            metrics[f"loss_{name}_step_{k + 1}"] = masked_mean(steps[:, :, k], counted)
+            metrics[f"loss_{name}_step_{k + 1}"] = masked_mean(losses[:, :, k], counted)
     return metrics

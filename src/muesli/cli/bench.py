@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from muesli.cli.configure import choice, parse_config
 from muesli.cli.main import UsageError
 from muesli.cli.options import Parser
-from muesli.cli.train import choice, parse_config
 
 
 def bench_command(argv: Sequence[str]) -> int:

@@ -145,7 +145,7 @@ def _fields(
     """The ``--FIELD VALUE`` pairs, for every run of the suite; none may undo what its rows are."""
     if not arguments:
         return {}
-    from muesli.cli.train import parse_fields
+    from muesli.cli.configure import parse_fields
     from muesli.fields import get_field
     from muesli.suites import base_config, scale_of
 

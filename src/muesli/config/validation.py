@@ -62,6 +62,7 @@ def validate(config: Config) -> None:
     """Raises a ConfigError at the first field that cannot be right, whatever the environment."""
     _validate_ranges(config)
     _validate_agent(config)
+    _validate_network(config)
     _validate_batch(config)
 
 
@@ -91,7 +92,7 @@ def _validate_ranges(config: Config) -> None:
 
 
 def _validate_agent(config: Config) -> None:
-    """Fields of the agent, its update, its model and its network beside each other."""
+    """Fields of the agent, its update and its model beside each other."""
     agent, update, model = config.agent, config.update, config.model
     _require(
         update.uniform_prior_weight + update.behaviour_prior_weight <= 1.0,
@@ -126,6 +127,9 @@ def _validate_agent(config: Config) -> None:
         "model.q_model",
         "must be reward_value with agent.act_with mcts: a search adds up rewards",
     )
+
+
+def _validate_network(config: Config) -> None:
     net = config.network
     _require(
         net.min_log_scale <= net.max_log_scale,

@@ -35,23 +35,12 @@ def run_on_ray(
     started = _join(address)
     import ray
 
-    @ray.remote(
+    place = ray.remote(
         num_cpus=cpus_per_job,
         num_gpus=gpus_per_job,
         max_retries=retries,
         retry_exceptions=True,
-    )
-    def task(command: list[str], log: str) -> int:
-        with Path(log).open("ab") as stream:
-            done = subprocess.run(
-                command,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                check=True,
-            )
-        return done.returncode
-
+    )(_run)
     outcomes = [Outcome(job, "already done", "") for job in jobs if is_done(job, out)]
     pending: dict[Any, tuple[Job, Path, int]] = {}
     try:
@@ -62,7 +51,7 @@ def run_on_ray(
             forget_failure(file)
             log = file.with_suffix(".log")
             start = log.stat().st_size if log.exists() else 0
-            pending[task.remote(job_command(file, plugins), str(log))] = (job, file, start)
+            pending[place.remote(job_command(file, plugins), str(log))] = (job, file, start)
         while pending:
             ready, _ = ray.wait(list(pending), num_returns=1)
             job, file, start = pending.pop(ready[0])
@@ -88,6 +77,19 @@ def run_on_ray(
         if started:
             ray.shutdown()
     return outcomes
+
+
+def _run(command: list[str], log: str) -> int:
+    """A job where Ray placed it."""
+    with Path(log).open("ab") as stream:
+        done = subprocess.run(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    return done.returncode
 
 
 def _join(address: str | None) -> bool:
