@@ -72,7 +72,7 @@ def test_answers_come_in_the_order_of_the_questions():
     with pytest.raises(ActorError, match="env failed in an evaluation: no paper") as caught:
         asker.ask(lambda: (_ for _ in ()).throw(RuntimeError("no paper")), 5.0)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    asker.close()
+    asker.close(lambda: None)
 
 
 def test_who_is_to_stop_waits_for_nobody():
@@ -80,5 +80,32 @@ def test_who_is_to_stop_waits_for_nobody():
     asker = Asker("env", lambda: True)
     with pytest.raises(Stopped):
         asker.ask(lambda: released.wait(60), 60.0)
-    released.set()
-    asker.close()
+    # What it waits for may be what closing ends.
+    asker.close(released.set)
+    assert released.is_set()
+
+
+def test_many_copies_may_take_longer_than_a_group_of_few():
+    """A step of 40 copies at 20 ms each, where a group of 8 may take 0.4 s."""
+
+    class Slow(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            time.sleep(0.02)
+            return np.zeros(2, np.float32), 1.0, True, False, {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENVS, "slow", Slow)
+        base = presets.gym("slow")
+        config = replace(base, actors=replace(base.actors, step_timeout_seconds=0.4))
+        parts = build(config)
+        acting = parts.agent.acting(jax.jit(parts.agent.init)(jax.random.key(0)))
+        act = make_act(parts.spec, parts.network, config, "prior")
+        found = make_evaluate_on_host(parts, act, 40)(acting, 0, lambda: False)
+    np.testing.assert_array_equal(found.returns, np.ones(40))

@@ -190,10 +190,8 @@ def test_an_extra_that_is_not_installed_is_missing(monkeypatch):
     monkeypatch.setitem(ENVS, "robots", robots)
     chosen = Selection("laptop", seeds=1, rows=("muesli",), envs=("catch", "robots", "catch"))
     runs, _ = probe(expand(SUITES["baselines"], chosen))
-    assert [(run.env, run.missing) for run in runs] == [
-        ("catch", ""),
-        ("robots", "No module named 'robots'"),
-    ]
+    assert [run.env for run in runs] == ["catch", "robots"]
+    assert runs[0].missing == "" and "No module named 'robots'" in runs[1].missing
 
 
 def test_a_suite_refuses_what_it_cannot_mean():

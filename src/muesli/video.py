@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from muesli.runners.player import Player, Thought
 
 _REMEMBERED = 120
-# The axis of the past is at least so many steps long.
-_SHORTEST = 30
 """Steps over which v̂ is drawn."""
+_SHORTEST = 30
+"""The axis of the past is at least so many steps long."""
 _MANY_ACTIONS = 24
 """The most actions that are told apart by name."""
 _TITLE: dict[str, Any] = {"fontsize": 9}

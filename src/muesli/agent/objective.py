@@ -81,6 +81,11 @@ def total_loss(
     if config.model.q_model != "direct":  # its heads have other targets
         metrics |= explained_shares(metrics, frequencies)
     divergence = None
+    if policy.divergence is None and "loss_mpo" in policy.metrics:
+        raise ValueError(
+            f"update.name: {config.update.name} passes on mpo's loss without its divergence, and "
+            "the temperature would stand still; change an output by output._replace(loss=...)"
+        )
     if policy.divergence is not None:
         divergence = masked_mean(policy.divergence[:, :-1], trained)
     return total, Findings(metrics, frequencies, divergence)

@@ -73,7 +73,7 @@ def _measure_anakin(parts: Any, seconds: float) -> dict[str, Any]:
     from muesli.runners.anakin import make_anakin
 
     config, anakin = parts.config, make_anakin(parts)
-    agent, env, batch = parts.agent, parts.env, config.batch
+    agent, env, batch = parts.agent, parts.trained_env, config.batch
     num_envs, length = config.env.num_envs, batch.sequence_length
     began = time.monotonic()
     state = jax.jit(anakin.init)(jax.random.key(config.seed))
@@ -135,7 +135,7 @@ def _measure_sebulba(parts: Any, seconds: float) -> dict[str, Any]:
     from muesli.runners.sebulba import Sebulba
 
     config, frames, batch = parts.config, parts.frames_per_step, parts.config.batch
-    num_envs, envs = config.env.num_envs, host_envs(parts.env)
+    num_envs, envs = config.env.num_envs, host_envs(parts.trained_env)
     size = num_envs // config.actors.groups
     began = time.monotonic()
     slots = [range(first, first + size) for first in range(0, num_envs, size)]

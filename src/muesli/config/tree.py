@@ -367,7 +367,8 @@ class ActorConfig:
     queue_chunks: int = 1
     """Sebulba: chunks of a group that may wait for the learner before the group pauses."""
     step_timeout_seconds: float = 60.0
-    """Sebulba: an environment whose step takes longer than this counts as failed."""
+    """An environment outside JAX that takes longer over one step counts as dead: in training
+    (Sebulba), in the trial before it, and in evaluations, there in proportion to the copies."""
     max_restarts: int = 3
     """Sebulba: how often a group whose environments raise, die or hang is restarted before the run
     ends."""

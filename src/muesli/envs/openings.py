@@ -1,7 +1,8 @@
 """Games of two that begin with moves nobody chose, so that self-play meets more than its own style.
 
 A dealt move is the only legal one of its state: whoever acts plays it with certainty, so it needs
-no correction and trains no policy, and values and the model learn from it as from any other.
+no correction and the policy there has nothing to learn. Values learn from it as from any other. So
+does the model, which has no mask: its policy after such moves is drawn towards chance.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import json
-import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from muesli.plots import looks, sweep_panels
+from muesli.report.study import finite
 
 _TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif"}
 
@@ -49,17 +49,7 @@ def as_json(study: Mapping[str, Any]) -> str:
         "looks": {name: look._asdict() for name, look in looks(names).items()},
         "sweep": [panel._asdict() for panel in panels],
     }
-    return json.dumps(_finite(whole), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+    return json.dumps(finite(whole), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def embed(file: Path) -> str:

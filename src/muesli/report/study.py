@@ -204,16 +204,16 @@ def _summarise(
         "machines": _machines(runs),
         "settings": _settings(meta, runs),
     }
-    return dict(_finite(study))
+    return dict(finite(study))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same with None for numbers that JSON has not."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(x) for key, x in value.items()}
-    return [_finite(x) for x in value] if isinstance(value, list | tuple) else value
+        return {key: finite(x) for key, x in value.items()}
+    return [finite(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _env(env: str, reference: Any, runs: Sequence[RunData]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from muesli.agent import Acting
 from muesli.distributions import Policy
 from muesli.envs import make as make_env
 from muesli.envs.adapter import on_host
-from muesli.envs.base import HostEnvs, JaxEnv, refuse_not_finite
+from muesli.envs.base import HostEnv, HostEnvs, JaxEnv, refuse_not_finite
 from muesli.frames import begin, mark, push
 from muesli.runners.evaluate import MAX_STEPS, Evaluation
 from muesli.runners.parts import Parts
@@ -86,17 +86,26 @@ def make_evaluate_on_host(
         return action, memory._replace(actors=actors)
 
     env_config = dataclasses.replace(parts.config.env, num_envs=episodes)
-    patience = parts.config.actors.step_timeout_seconds
+    # What a group of actors may take over its copies, for as many times as there are more here.
+    group = max(1, parts.config.env.num_envs // parts.config.actors.groups)
+    patience = parts.config.actors.step_timeout_seconds * max(1.0, episodes / group)
+
+    def make(seed: int) -> HostEnv:
+        envs = make_env(env_config.name, env_config)
+        return host_envs(parts.env if isinstance(envs, JaxEnv) else envs).make(
+            range(episodes), seed
+        )
 
     def evaluate(acting: Acting, seed: int, stop: Callable[[], bool]) -> Evaluation | None:
-        envs = make_env(env_config.name, env_config)
-        env = host_envs(parts.env if isinstance(envs, JaxEnv) else envs).make(range(episodes), seed)
         asker = Asker(env_config.name, stop)
+        env: HostEnv | None = None
 
         def ask(call: Callable[[], TimeStep], seconds: float) -> TimeStep:
             return asker.ask(lambda: _checked(call(), env_config.name), seconds)
 
         try:
+            # Made where it is stepped: some environments belong to one thread.
+            env = asker.ask(partial(make, seed), STARTING_TIMEOUTS * patience)
             key, memory = keys.eval_key(jax.random.key(seed), 0), initial_memory(parts, episodes)
             returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
             done = np.zeros(episodes, bool)
@@ -115,8 +124,7 @@ def make_evaluate_on_host(
         except Stopped:
             return None
         finally:
-            asker.close()
-            env.close()
+            asker.close(lambda: None if env is None else env.close())
 
     return evaluate
 

@@ -203,9 +203,10 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
             f"agent.discount: {config.env.name} has one player and needs a discount in [0, 1], "
             f"got {config.agent.discount:g}"
         )
-    if config.env.opening_moves > 0 and not (spec.players == 2 and spec.legal_actions):
+    dealt = isinstance(env, JaxEnv) and spec.players == 2 and spec.legal_actions
+    if config.env.opening_moves > 0 and not dealt:
         raise ConfigError(
-            "env.opening_moves: are for games of two players that say which moves are legal; "
+            "env.opening_moves: are for games of two inside JAX that say which moves are legal; "
             f"{config.env.name} is none"
         )
     if spec.num_actions is None:

@@ -6,17 +6,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from muesli.runners.faults import ActorError
-from muesli.types import TimeStep
 
+T = TypeVar("T")
 STARTING_TIMEOUTS = 10
 """Copies of an environment may take this many step timeouts to start."""
 _LOOK_SECONDS = 0.2
+_CLOSING_SECONDS = 10.0
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """It was to stop before an answer came."""
 
 
@@ -24,8 +26,8 @@ class Asker:
     """Calls environments from a thread of its own, which can be left behind where they hang."""
 
     def __init__(self, name: str, stop: Callable[[], bool]):
-        self._name, self._stop = name, stop
-        self._calls: queue.SimpleQueue[Callable[[], TimeStep] | None] = queue.SimpleQueue()
+        self._name, self._stop, self._waits = name, stop, False
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="asker", daemon=True).start()
 
@@ -36,8 +38,9 @@ class Asker:
             except Exception as error:
                 self._answers.put((None, error))
 
-    def ask(self, call: Callable[[], TimeStep], seconds: float) -> TimeStep:
+    def ask(self, call: Callable[[], T], seconds: float) -> T:
         """What ``call`` answers within so many seconds; raises Stopped where it was to stop."""
+        self._waits = True
         self._calls.put(call)
         until = time.monotonic() + seconds
         while True:
@@ -52,10 +55,20 @@ class Asker:
                     f"{self._name} has not answered for {seconds:g} s in an evaluation "
                     "(actors.step_timeout_seconds)"
                 ) from None
+            self._waits = False
             if error is not None:
                 raise ActorError(f"{self._name} failed in an evaluation: {error}") from error
             return answer
 
-    def close(self) -> None:
-        """Lets the thread go, once what it is asking has been answered."""
+    def close(self, close: Callable[[], None]) -> None:
+        """Calls ``close`` in the same thread and lets that go; what hangs is left behind."""
+        if self._waits:
+            # Closing from elsewhere may end what hangs, or hang as well.
+            last = threading.Thread(target=close, name="closer", daemon=True)
+            last.start()
+            last.join(_CLOSING_SECONDS)
+        else:
+            self._calls.put(close)
+            with suppress(queue.Empty):
+                self._answers.get(timeout=_CLOSING_SECONDS)
         self._calls.put(None)
