@@ -13,7 +13,7 @@ STUDIES = sorted((Path(__file__).parents[1] / "results").glob("suite_*.json"))
 
 def scores(study, row):
     """A row's runs by environments, normalised where the environments have a reference."""
-    found = [r for r in study["rows"] if r["name"] == row][0]["envs"]
+    found = next(r for r in study["rows"] if r["name"] == row)["envs"]
     columns = []
     for env in study["envs"]:
         raw = np.array(found[env["name"]]["scores"], float)
