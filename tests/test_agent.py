@@ -28,7 +28,7 @@ from muesli.ops.values import encode
 from muesli.policy_updates import UPDATES
 from muesli.runners.anakin import make_anakin
 from muesli.runners.parts import build
-from muesli.types import Moment, StepType, TimeStep, is_last
+from muesli.types import Moment, PolicyOutput, StepType, TimeStep, is_last
 
 replace = dataclasses.replace
 
@@ -385,6 +385,17 @@ def test_an_update_with_a_divergence_has_a_temperature_trained(catch_run, monkey
     parts = build(config)
     after, _ = jax.jit(parts.agent.update)(catch_run.state, catch_run.batch, jax.random.key(0))
     assert after.dual.log_temperature != catch_run.state.dual.log_temperature
+
+
+def test_an_update_that_loses_mpos_divergence_is_told(catch_run, monkeypatch):
+    def mine(inputs, config):
+        output = UPDATES["mpo"](inputs, config)
+        return PolicyOutput(output.loss, output.target, output.metrics)
+
+    monkeypatch.setitem(UPDATES, "mine", mine)
+    parts = build(replace(small(), update=replace(UPDATE_DEFAULTS["mpo"], name="mine")))
+    with pytest.raises(ValueError, match=r"update\.name: mine passes on mpo's loss without"):
+        jax.eval_shape(parts.agent.update, catch_run.state, catch_run.batch, jax.random.key(0))
 
 
 @pytest.mark.slow

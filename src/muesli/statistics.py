@@ -159,7 +159,7 @@ def welch(first: Scores, second: Scores, confidence: float = 0.95) -> Estimate:
     first: [runs, games]; second: [runs', games]. Every game brings its own two variances; the
     degrees of freedom are Welch's and Satterthwaite's over all of them. Percentiles of a bootstrap
     are too narrow for so few runs: where nothing differs, they exclude 0 in 3 cases of 10 with two
-    runs, and in 1 of 10 with five. There is no interval where runs are too few for any
+    runs of one game, and in 1 of 7 with five. There is no interval where runs are too few for any
     (``rearrangements``).
     """
     value = float(difference(first, second))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from muesli import presets
+from muesli.cli.bench import measure
 from muesli.config import ConfigError
 from muesli.envs import check, make
 from muesli.envs.openings import deal_openings
@@ -101,3 +102,10 @@ def test_openings_are_for_games_of_two():
         build(replace(config, env=replace(config.env, opening_moves=2)))
     with pytest.raises(ConfigError, match=r"^env\.opening_moves: "):
         build(replace(config, env=replace(config.env, opening_moves=-1)))
+
+
+@pytest.mark.slow
+def test_bench_deals_as_training_does():
+    base = presets.go_5x5()
+    measured = measure(replace(base, env=replace(base.env, opening_moves=4)), 0.05)
+    assert measured["env_steps_per_second"] > 0.0
