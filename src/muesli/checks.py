@@ -1,12 +1,19 @@
-"""Errors at trace time that name the argument, and a finder of numbers that are not finite."""
+"""Errors at trace time that name the argument, a finder of numbers that are not finite, and errors
+told in one line.
+"""
 
 from __future__ import annotations
+
+import traceback
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from muesli.types import Array, PyTree
+
+# Whose code is no user's: this package, Python's own, and what is installed.
+_OTHERS = (__file__.rpartition("/")[0], traceback.__file__.rpartition("/")[0], "<")
 
 
 def check_shape(function: str, argument: str, value: Array, shape: tuple[int | None, ...]) -> None:
@@ -53,3 +60,20 @@ def check_finite(tree: PyTree, name: str = "tree") -> None:
                 f"{name}{jax.tree_util.keystr(path)}{index} is {values[where]} "
                 f"({int(bad.sum())} of {values.size} numbers there are not finite)"
             )
+
+
+def told(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """Where a user's own code raised it, as `` (file.py:3)``; nothing where only others' did."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename.rpartition('/')[2]}:{error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        installed = "/site-packages/" in frame.filename or "/dist-packages/" in frame.filename
+        if not installed and not frame.filename.startswith(_OTHERS):
+            return f" ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+    return ""

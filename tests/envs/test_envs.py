@@ -114,6 +114,18 @@ def broken(**changes):
     )
 
 
+def respelt(**changes):
+    """Catch with another spec."""
+    env = envs.make("catch")
+    return env._replace(spec=env.spec._replace(**changes))
+
+
+def stepping(change):
+    """Catch whose step answers something else."""
+    env = envs.make("catch")
+    return env._replace(step=lambda s, a, k: change(*env.step(s, a, k)))
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
@@ -126,11 +138,33 @@ def broken(**changes):
         (broken(step_type=lambda t: jnp.asarray(1)), "reset must return a FIRST"),
         (broken(step_type=lambda t: jnp.asarray(0)), "FIRST in the middle"),
         (broken(legal_actions=lambda t: jnp.ones(3, bool)), "legal_actions is given, or not"),
+        (
+            broken(observation=lambda t: {"a": t.observation}),
+            "reset: observation must be one",
+        ),
+        (
+            respelt(observation_shape=[10, 5, 1]),
+            r"must be a tuple .* \[10, 5, 1\]",
+        ),
+        (respelt(num_actions=0, action_names=()), "num_actions must be at least 1, got 0"),
+        (respelt(num_actions=None, action_names=()), "action_size must be at least 1 .* got 0"),
+        (stepping(lambda state, t: state), r"step must return \(state, TimeStep\), got CatchState"),
+        (stepping(lambda state, t: (state, tuple(t))), r"TimeStep\), got CatchState, tuple"),
+        (stepping(lambda state, t: (state.ball, t)), "state must have the parts of the state that"),
+        (
+            stepping(lambda state, t: (state._replace(paddle=jnp.float32(1)), t)),
+            r"step: state\.paddle must be int32\[\] as reset returns it, got float32\[\]",
+        ),
+        (
+            stepping(lambda state, t: {}["arm"]),
+            r"step raised KeyError: .* \(test_envs",
+        ),
     ],
 )
 def test_the_check_names_what_is_broken(env, message):
-    with pytest.raises(EnvError, match=message):
+    with pytest.raises(EnvError, match=message) as caught:
         envs.check(env, steps=20)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_check_names_an_untraceable_reset():
@@ -141,7 +175,7 @@ def test_the_check_names_an_untraceable_reset():
             raise AssertionError
         return env.reset(key)
 
-    with pytest.raises(EnvError, match="reset cannot be traced"):
+    with pytest.raises(EnvError, match=r"reset cannot be traced .* \(test_envs\.py:\d+\)"):
         envs.check(env._replace(reset=reset))
 
 

@@ -64,6 +64,27 @@ def test_ones_own_maker_that_raises_is_one_line(monkeypatch, capsys, tmp_path):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {"observation_shape": (9, 5, 1)},
+            "reset: observation has shape [10, 5, 1], the",
+        ),
+        ({"observation_dtype": np.dtype(np.uint8)}, "reset: observation is bool, the spec says"),
+        ({"legal_actions": True}, "reset: legal_actions is given, or not, against what the spec"),
+    ],
+)
+def test_ones_own_environment_in_jax_is_tried_out_too(spec, said, monkeypatch, capsys, tmp_path):
+    env = envs.make("catch")
+    monkeypatch.setitem(envs.ENVS, "mine", lambda: env._replace(spec=env.spec._replace(**spec)))
+    arguments = ["train", "catch", "--env.name", "mine", "--run-dir", str(tmp_path / "run")]
+    assert main(arguments) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"muesli train: env.name: mine: {said}") and line.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_who_does_not_answer_in_the_trial_is_named(monkeypatch, capsys):
     monkeypatch.setattr(trial, "_QUIET_SECONDS", 0.05)
     monkeypatch.setattr(trial, "_LOOK_SECONDS", 0.02)

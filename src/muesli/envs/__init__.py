@@ -41,7 +41,7 @@ ENVS: dict[str, Callable[[], Any]] = {
 JaxEnv, a HostEnvs, or one Gymnasium environment."""
 
 
-_BUILT_IN = frozenset(ENVS)
+_BUILT_IN = dict(ENVS)
 
 
 def register(name: str, maker: Callable[[], Any]) -> None:
@@ -53,6 +53,11 @@ def register(name: str, maker: Callable[[], Any]) -> None:
             f"env.name: '{name}' means an environment without env=; give yours another name"
         )
     ENVS[name] = maker
+
+
+def is_own(name: str) -> bool:
+    """Whether a user put into ``ENVS`` what the name means."""
+    return name in ENVS and ENVS[name] is not _BUILT_IN.get(name)
 
 
 def make(name: str, config: EnvConfig | None = None) -> JaxEnv | HostEnvs:
@@ -142,6 +147,7 @@ __all__ = [
     "HostEnvs",
     "JaxEnv",
     "check",
+    "is_own",
     "make",
     "register",
     "with_version",

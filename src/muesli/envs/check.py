@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from muesli.checks import place_of, told
 from muesli.config import ActorConfig
 from muesli.envs.base import EnvError, HostEnvs, JaxEnv, auto_reset_step
 from muesli.types import EnvSpec, StepType, TimeStep
@@ -32,13 +34,14 @@ def check_env(env: JaxEnv | HostEnvs, steps: int = 200, seed: int = 0) -> None:
 
 def _check_jax(env: JaxEnv, steps: int, seed: int) -> None:
     spec, key = env.spec, jax.random.key(seed)
+    _check_spec(spec)
+    _check_forms(env, key)
     reset = jax.jit(env.reset)
-    state, timestep = _traced("reset", reset, key)
+    state, timestep = reset(key)
     _check_first(spec, timestep, "reset")
     if not bool(jnp.array_equal(timestep.observation, reset(key)[1].observation)):
         raise EnvError("reset must depend on nothing but its key")
     step = jax.jit(lambda s, t, a, k: auto_reset_step(env, s, t, a, k))
-    _traced("step", step, state, timestep, _random_action(spec, timestep, key), key)
 
     ended = False
     for t in range(steps):
@@ -50,6 +53,67 @@ def _check_jax(env: JaxEnv, steps: int, seed: int) -> None:
         if not ended and int(timestep.step_type) == StepType.LAST:
             ended = True
             _check_beyond(env, state, _random_action(spec, timestep, key_t), key_t, f"step {t}")
+
+
+def _check_spec(spec: EnvSpec) -> None:
+    """What a spec must say whatever the environment does."""
+    shape, count = spec.observation_shape, spec.num_actions
+    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise EnvError(f"spec.observation_shape must be a tuple of positive sizes, got {shape!r}")
+    if count is not None and count < 1:
+        raise EnvError(f"spec.num_actions must be at least 1, got {count}")
+    if count is None and spec.action_size < 1:
+        raise EnvError(
+            f"spec.action_size must be at least 1 where spec.num_actions is None, "
+            f"got {spec.action_size}"
+        )
+
+
+def _check_forms(env: JaxEnv, key: jax.Array) -> None:
+    """What can be said of ``reset`` and ``step`` without running them."""
+    spec = env.spec
+    state, timestep = _form("reset", env.reset, key)
+    _check_arrays(spec, timestep, "reset")
+    size = (spec.action_size,) if spec.num_actions is None else ()
+    action = jax.ShapeDtypeStruct(size, _action_dtype(spec))
+    after, later = _form("step", env.step, state, action, key)
+    _check_arrays(spec, later, "step")
+    parts: Any = jax.tree.structure(after)
+    wanted: Any = jax.tree.structure(state)
+    if parts != wanted:
+        raise EnvError(
+            f"step: the state must have the parts of the state that reset returns, {wanted}, "
+            f"got {parts}"
+        )
+    pairs = zip(jax.tree.leaves_with_path(state), jax.tree.leaves(after), strict=True)
+    for (path, of_reset), of_step in pairs:
+        # Compiled loops choose between the two, and must get what they began with.
+        chosen = jax.eval_shape(partial(jnp.where, True), of_step, of_reset)
+        if (chosen.shape, chosen.dtype) != (of_reset.shape, of_reset.dtype):
+            raise EnvError(
+                f"step: state{jax.tree_util.keystr(path)} must be {_array(of_reset)} as reset "
+                f"returns it, got {_array(of_step)}"
+            )
+
+
+def _form(name: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, TimeStep]:
+    """The state and the TimeStep that a function answers, as shapes and dtypes."""
+    try:
+        answer = jax.eval_shape(function, *arguments)
+    except jax.errors.JAXTypeError as error:
+        why = str(error).splitlines()[0]
+        raise EnvError(f"{name} cannot be traced by JAX: {why}{place_of(error)}") from error
+    except Exception as error:
+        raise EnvError(f"{name} raised {told(error)}{place_of(error)}") from error
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], TimeStep)):
+        parts = answer if type(answer) is tuple else (answer,)
+        got = ", ".join("an array" if hasattr(x, "dtype") else type(x).__name__ for x in parts)
+        raise EnvError(f"{name} must return (state, TimeStep), got {got}")
+    return answer
+
+
+def _array(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
 
 
 def _check_beyond(env: JaxEnv, state: Any, action: jax.Array, key: jax.Array, where: str) -> None:
@@ -127,14 +191,6 @@ def _equal(a: TimeStep, b: TimeStep) -> bool:
     return bool(jax.tree.all(jax.tree.map(np.array_equal, a, b)))
 
 
-def _traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a jitted function, so that one which cannot be traced is named here."""
-    try:
-        return function(*arguments)
-    except jax.errors.JAXTypeError as error:
-        raise EnvError(f"{name} cannot be traced by JAX: {str(error).splitlines()[0]}") from error
-
-
 def _check_first(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
     _check_timestep(spec, timestep, where)
     if int(timestep.step_type) != StepType.FIRST:
@@ -153,8 +209,11 @@ def _check_next(spec: EnvSpec, before: TimeStep, timestep: TimeStep, where: str)
         raise EnvError(f"{where}: discount 0 on a time step that is not LAST")
 
 
-def _check_timestep(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
+def _check_arrays(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
+    """Shapes and dtypes of a time step, of arrays or of what stands for them."""
     observation = timestep.observation
+    if not hasattr(observation, "dtype"):
+        raise EnvError(f"{where}: observation must be one array, got {type(observation).__name__}")
     if observation.shape != spec.observation_shape:
         raise EnvError(
             f"{where}: observation has shape {list(observation.shape)}, "
@@ -170,21 +229,29 @@ def _check_timestep(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
             raise EnvError(
                 f"{where}: {name} must be a float32 scalar, got {value.dtype}{list(value.shape)}"
             )
-        if not np.isfinite(np.asarray(value)):
-            raise EnvError(f"{where}: {name} is {float(value)}")
+    if spec.legal_actions != (timestep.legal_actions is not None):
+        raise EnvError(f"{where}: legal_actions is given, or not, against what the spec says")
+    legal = timestep.legal_actions
+    if legal is not None and (legal.shape != (spec.num_actions,) or legal.dtype != jnp.bool_):
+        raise EnvError(
+            f"{where}: legal_actions must be bool[{spec.num_actions}], got {_array(legal)}"
+        )
+
+
+def _check_timestep(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
+    _check_arrays(spec, timestep, where)
+    for name in ("reward", "discount"):
+        if not np.isfinite(np.asarray(getattr(timestep, name))):
+            raise EnvError(f"{where}: {name} is {float(getattr(timestep, name))}")
+    observation = timestep.observation
     if not np.isfinite(np.asarray(observation, np.float64)).all():
         raise EnvError(f"{where}: observation holds a number that is not finite")
     if int(timestep.step_type) not in (0, 1, 2):
         raise EnvError(f"{where}: step_type must be 0, 1 or 2, got {int(timestep.step_type)}")
     if float(timestep.discount) not in (0.0, 1.0):
         raise EnvError(f"{where}: discount must be 0 or 1, got {float(timestep.discount)}")
-    if spec.legal_actions != (timestep.legal_actions is not None):
-        raise EnvError(f"{where}: legal_actions is given, or not, against what the spec says")
-    if timestep.legal_actions is not None:
-        if timestep.legal_actions.shape != (spec.num_actions,):
-            raise EnvError(f"{where}: legal_actions must have shape [{spec.num_actions}]")
-        if not bool(jnp.any(timestep.legal_actions)):
-            raise EnvError(f"{where}: no action is legal")
+    if timestep.legal_actions is not None and not bool(jnp.any(timestep.legal_actions)):
+        raise EnvError(f"{where}: no action is legal")
 
 
 def _action_dtype(spec: EnvSpec) -> Any:

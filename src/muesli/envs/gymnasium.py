@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from muesli.checks import place_of, told
 from muesli.config import ConfigError
 from muesli.envs.base import (
     EnvError,
@@ -20,7 +21,7 @@ from muesli.envs.base import (
 )
 from muesli.envs.naming import GymName, import_gymnasium, resolve, similar
 from muesli.envs.spaces import Act, Observe, acting, describe, observing, spaces_of
-from muesli.envs.trial import place_of, shut, told, try_out
+from muesli.envs.trial import shut, try_out
 from muesli.types import EnvSpec, StepType, TimeStep
 
 # Bars in a picture of a vector observation: at most this many, each this wide and this high.

@@ -9,9 +9,9 @@ import re
 import sys
 from typing import Any, NamedTuple
 
+from muesli.checks import place_of, told
 from muesli.config import ConfigError
 from muesli.envs.atari import GAMES
-from muesli.envs.trial import place_of, told
 
 
 class GymName(NamedTuple):

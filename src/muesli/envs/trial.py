@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from muesli.checks import place_of, told
 from muesli.envs.base import EnvError
 from muesli.envs.spaces import check_form, describe
 
@@ -21,8 +21,6 @@ _LARGEST = float(np.finfo(np.float32).max)
 # Who waits longer than this for an answer is told what for.
 _QUIET_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-# Whose code is no user's: this package, Python's own, and what is installed.
-_OTHERS = (__file__.rpartition("/envs/")[0], traceback.__file__.rpartition("/")[0], "<")
 
 
 def try_out(
@@ -124,23 +122,6 @@ class _Trial:
         if not isinstance(info, dict):
             raise EnvError(f"{where}: the info must be a dict, got {describe(info)}")
         return bool(terminated or truncated)
-
-
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def place_of(error: BaseException) -> str:
-    """Where a user's own code raised it, as `` (file.py:3)``; nothing where only others' did."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({error.filename.rpartition('/')[2]}:{error.lineno})"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        installed = "/site-packages/" in frame.filename or "/dist-packages/" in frame.filename
-        if not installed and not frame.filename.startswith(_OTHERS):
-            return f" ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-    return ""
 
 
 def shut(env: Any) -> None:

@@ -17,8 +17,9 @@ import numpy as np
 from muesli import checkpoint, keys
 from muesli.agent import make_act
 from muesli.config import Config, ConfigError, validate
-from muesli.envs import EnvError, register
+from muesli.envs import EnvError, is_own, register
 from muesli.envs.base import HostEnvs, JaxEnv
+from muesli.envs.check import check_env
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, Stop, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate, summarise
@@ -151,12 +152,15 @@ def _let_go(engine: Engine, directories: Sequence[RunDirectory]) -> None:
 
 def _try_out(parts: Parts) -> None:
     """A few steps before anything is started: what is wrong at once is told in one line."""
-    env = parts.env
-    if isinstance(env, HostEnvs) and env.trial is not None:
-        try:
+    env, name = parts.env, parts.config.env.name
+    try:
+        if isinstance(env, HostEnvs) and env.trial is not None:
             env.trial(_TRIAL_STEPS, parts.config.actors.step_timeout_seconds)
-        except EnvError as error:
-            raise ConfigError(f"env.name: {error}") from error
+        elif isinstance(env, JaxEnv) and is_own(name):
+            check_env(env, _TRIAL_STEPS)
+    except EnvError as error:
+        about = "" if str(error).startswith(f"{name}: ") else f"{name}: "
+        raise ConfigError(f"env.name: {about}{error}") from error
 
 
 def resume(
