@@ -11,10 +11,11 @@ from muesli import presets
 from muesli.agent import unless_not_finite
 from muesli.envs import ENVS
 from muesli.envs.toys import catch
+from muesli.metrics import read_jsonl
 from muesli.runners.engines import make_engine
 from muesli.runners.faults import ActorError, NotFiniteError
 from muesli.runners.parts import build
-from muesli.runners.train import train
+from muesli.runners.train import resume, train
 
 replace = dataclasses.replace
 
@@ -117,3 +118,29 @@ def test_an_environment_inside_jax_that_gives_no_numbers_is_named(tmp_path):
             train(config, tmp_path)
     finally:
         del ENVS["strange"]
+
+
+class EnoughError(Exception):
+    pass
+
+
+def test_what_a_callback_ends_is_saved_and_goes_on_as_if_unbroken(tmp_path):
+    config = tiny()
+    rows = []
+
+    def enough(row):
+        rows.append(row)
+        if len(rows) == 2:
+            raise EnoughError
+
+    with pytest.raises(EnoughError) as caught:
+        train(config, tmp_path / "ended", callbacks=[enough])
+    assert caught.value.__notes__ == ["what was learnt until then is saved"]
+    resume(tmp_path / "ended")
+    train(config, tmp_path / "unbroken")
+    ended, unbroken = (
+        read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("ended", "unbroken")
+    )
+    timed = ("time", "frames_per_second", "elapsed_seconds")
+    plain = lambda rows: [{k: v for k, v in row.items() if k not in timed} for row in rows]
+    assert plain(ended) == plain(unbroken) and len(ended) > 2

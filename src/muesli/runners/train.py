@@ -76,9 +76,10 @@ def train(
     environment already is refused.
 
     The seeds are ``config.seed``, ``config.seed + 1``, … and train together, as one program.
-    Each callback is handed every row of metrics (of the first seed) as it is written. SIGINT and
-    SIGTERM are looked after while it trains; with ``signals``, which the caller has entered, also
-    while it starts. ``topology`` says on which devices and with which processes (on one).
+    Each callback is handed every row of metrics (of the first seed) as it is written; one that
+    raises ends the run, which is saved and can be resumed. SIGINT and SIGTERM are looked after
+    while it trains; with ``signals``, which the caller has entered, also while it starts.
+    ``topology`` says on which devices and with which processes (on one).
     ``on_start`` is handed the step it starts at, once everything was found to fit together.
     """
     paths = [Path(run_dir)] if isinstance(run_dir, str | Path) else [Path(p) for p in run_dir]
@@ -321,6 +322,7 @@ class _Run:
             return False
         self.engine.end_call()
         self.calls_done = number
+        rows = []
         for k in range(self.seeds):
             row = self._row(k, steps, progress.metrics[k])
             frames = progress.iterations * schedule.steps_per_iteration * self.parts.frames_per_step
@@ -330,10 +332,20 @@ class _Run:
                 row |= {f"eval_{name}": value for name, value in evaluations[k].items()}
             for log in self.logs[k : k + 1]:
                 log.write(row)
-            if k == 0:
-                for callback in self.callbacks:
-                    callback(row)
+            rows.append(row)
+        self._show(rows[0])
         return True
+
+    def _show(self, row: dict[str, Any]) -> None:
+        """Hands a row to the callbacks. What one of them ends by raising is saved first."""
+        try:
+            for callback in self.callbacks:
+                callback(row)
+        except BaseException as error:
+            if self.peers.size == 1:
+                self._save_at_last()
+                error.add_note("what was learnt until then is saved")
+            raise
 
     def _row(self, k: int, steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         batch = self.parts.config.batch
