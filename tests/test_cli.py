@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from muesli.agent.contract import is_taken
 from muesli.cli.main import COMMANDS, main
 from muesli.metrics import read_jsonl
 
@@ -380,6 +381,8 @@ def test_a_run_directory_holds_what_the_contract_says(finished_run):
         "advantage_sigma", "update_clip_share", "loss_reward_step_1", "eval_return_mean",
     ):  # fmt: skip
         assert name in last, name
+    # So that no update of one's own can report another number by the name of one of these.
+    assert all(is_taken(name) for name in last.keys() - {"loss_pg", "loss_cmpo"})
     assert last["replay_fraction"] == 0.5 and last["updates"] == 20
     episodes = read_jsonl(finished_run / "episodes.jsonl")
     assert all(e["length"] == 9 and e["return"] in (-1.0, 1.0) for e in episodes)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from muesli import presets
+from muesli.agent.contract import is_taken
 from muesli.config import ConfigError
 from muesli.envs import ENVS
 from muesli.envs.adapter import on_host
@@ -411,6 +412,7 @@ def test_environments_that_fail_are_started_again_and_counted(tmp_path, env_name
     config = replace(config, actors=replace(config.actors, max_restarts=1, restart_seconds=0.01))
     rows = []
     train(config, tmp_path / "run", callbacks=[rows.append])
+    assert all(is_taken(name) for name in rows[-1].keys() - {"loss_pg", "loss_cmpo"})
     assert rows[-1]["env_restarts"] == 1 and rows[-1]["env_steps"] >= 600
     assert len({seed for _, seed in made}) == 2  # the new copies play other episodes
     assert "paddle fell off; it is started again (1 of 1)" in capfd.readouterr().out

@@ -2,6 +2,7 @@
 
 from muesli.agent.acting import Acting, initial_actor, make_act, root_of
 from muesli.agent.algorithm import Agent, Dual, make_agent, unless_not_finite
+from muesli.agent.contract import check_network, check_update, is_own
 from muesli.agent.objective import Findings, loss_weights, total_loss
 from muesli.agent.predictions import (
     baseline,
@@ -21,7 +22,10 @@ __all__ = [
     "advantage_moment",
     "baseline",
     "centre",
+    "check_network",
+    "check_update",
     "initial_actor",
+    "is_own",
     "look_ahead",
     "loss_weights",
     "make_act",

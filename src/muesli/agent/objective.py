@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from muesli.agent.predictions import supports, unroll_model
-from muesli.config import Config
+from muesli.config import Config, ConfigError
 from muesli.diagnostics import diagnostics, explained_shares, masked_mean
 from muesli.losses import model_losses, target_frequencies
 from muesli.networks.network import Network
@@ -82,7 +82,7 @@ def total_loss(
         metrics |= explained_shares(metrics, frequencies)
     divergence = None
     if policy.divergence is None and "loss_mpo" in policy.metrics:
-        raise ValueError(
+        raise ConfigError(
             f"update.name: {config.update.name} passes on mpo's loss without its divergence, and "
             "the temperature would stand still; change an output by output._replace(loss=...)"
         )

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from muesli.agent import Agent, make_agent
+from muesli.agent import Agent, check_network, check_update, is_own, make_agent
+from muesli.checks import place_of, told
 from muesli.config import Config, ConfigError, validate
 from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
@@ -131,9 +132,32 @@ def build(config: Config, topology: Topology | None = None) -> Parts:
         topology = act_on_processor(topology)
     _fit(config, env, spec)
     schedule = make_schedule(config)
-    network = NETWORKS[config.network.maker](spec, config.network)
+    network = _network(config, spec)
+    if is_own(UPDATES[config.update.name]):
+        check_update(spec, config)
     agent = make_agent(spec, network, config, schedule.total_updates)
     return Parts(config, env, spec, stack, network, agent, schedule, sebulba, topology)
+
+
+def _network(config: Config, spec: EnvSpec) -> Network:
+    """The configured network; a ConfigError where a user's own cannot be made or does not fit."""
+    name = config.network.maker
+    maker = NETWORKS[name]
+    if not is_own(maker):
+        return maker(spec, config.network)
+    try:
+        network = maker(spec, config.network)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"network.maker: '{name}' cannot be made: {told(error)}{place_of(error)}"
+        ) from error
+    if not isinstance(network, Network):
+        got = type(network).__name__
+        raise ConfigError(f"network.maker: what makes '{name}' must return a Network, got {got}")
+    check_network(network, spec, config)
+    return network
 
 
 def for_actors(parts: Parts) -> Parts:
@@ -141,7 +165,7 @@ def for_actors(parts: Parts) -> Parts:
     config = for_processor(parts.config)
     if config == parts.config or any(d.platform != "cpu" for d in parts.topology.actors):
         return parts
-    network = NETWORKS[config.network.maker](parts.spec, config.network)
+    network = _network(config, parts.spec)
     agent = make_agent(parts.spec, network, config, parts.schedule.total_updates)
     return parts._replace(config=config, network=network, agent=agent)
 
