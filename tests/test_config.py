@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from muesli.config import Config, ConfigError, leaves, validate
-from muesli.fields import set_field
+from muesli.fields import plain, set_field
+from muesli.presets import PRESETS
 
 FLOATS = [name for name, value in leaves(Config()) if isinstance(value, float)]
 
@@ -50,6 +52,38 @@ def test_a_seed_is_one_that_every_generator_takes(value):
 )
 def test_sizes_and_rates_have_ranges(field, wrong, message):
     refuse(field, wrong, message)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "message"),
+    [
+        ("total_env_steps", 3e3, r"must be a whole number, got 3000\.0"),
+        ("seed", True, "must be a whole number, got True"),
+        ("update.kl_samples", "4", "must be a whole number or None, got '4'"),
+        ("update.cmpo_weight", "1", "must be a number, got '1'"),
+        ("update.clip_threshold", "c", "must be a number or None, got 'c'"),
+        ("update.beta_loo", 1, "must be True or False, got 1"),
+        ("update.name", None, "must be a string, got None"),
+        ("network.core", "gru", "must be lstm or none, got 'gru'"),
+        ("network.torso_channels", [16, 32], r"must be a tuple of whole numbers, got \[16, 32\]"),
+        ("env.atari.pool_frames", 3, "must be 2 or 4, got 3"),
+        ("update", "ppo", "must be of type UpdateConfig, got 'ppo'"),
+    ],
+)
+def test_fields_are_of_their_types(field, wrong, message):
+    refuse(field, wrong, message)
+
+
+def test_every_preset_is_of_its_types_and_so_are_numpys_numbers():
+    for make in PRESETS.values():
+        validate(make())
+    config = set_field(Config(), "seed", np.int64(3))
+    config = set_field(config, "optimiser.learning_rate", np.float32(0.5))
+    config = set_field(config, "update.cmpo_weight", 2)
+    validate(config)
+    numbers = dict(leaves(plain(config)))
+    assert numbers["seed"] == 3 and type(numbers["seed"]) is int
+    assert type(numbers["optimiser.learning_rate"]) is float
 
 
 def test_what_goes_around_a_core_is_as_wide_as_it():

@@ -30,6 +30,14 @@ def set_field(config: Config, dotted: str, value: Any) -> Config:
     return put(config, dotted.split("."))
 
 
+def plain(config: Config) -> Config:
+    """The same configuration with Python's own numbers, which files can hold, for NumPy's."""
+    for name, value in leaves(config):
+        if hasattr(value, "item"):
+            config = set_field(config, name, value.item())
+    return config
+
+
 def differences(config: Config, base: Config) -> dict[str, Any]:
     """The dotted fields in which ``config`` is not as ``base``, with its own values."""
     theirs = dict(leaves(base))

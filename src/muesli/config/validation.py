@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import math
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from numbers import Integral, Real
 from operator import attrgetter
+from typing import Any, Literal
 
 from muesli.config.tree import UPDATE_DEFAULTS, Config, ConfigError, leaves
 
@@ -60,10 +67,67 @@ _POSITIVE_OR_NONE = (
 
 def validate(config: Config) -> None:
     """Raises a ConfigError at the first field that cannot be right, whatever the environment."""
+    _validate_types(config, Config)
     _validate_ranges(config)
     _validate_agent(config)
     _validate_network(config)
     _validate_batch(config)
+
+
+def _validate_types(node: Any, kind: Any, where: str = "") -> None:
+    """Each field is of the type that the tree says. Numbers may be NumPy's; True is no number."""
+    _require(
+        isinstance(node, kind),
+        where.rstrip(".") or "configuration",
+        f"must be of type {kind.__name__}, got {node!r}",
+    )
+    hints = _hints(kind)
+    for field in fields(kind):
+        hint, value = hints[field.name], getattr(node, field.name)
+        if is_dataclass(hint):
+            _validate_types(value, hint, f"{where}{field.name}.")
+        else:
+            wanted = f"must be {_in_words(hint)}, got {value!r}"
+            _require(_is_of(value, hint), f"{where}{field.name}", wanted)
+
+
+_hints = cache(typing.get_type_hints)
+_WORDS: dict[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    types.NoneType: "None",
+}
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    choices = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_is_of(value, choice) for choice in choices)
+    if typing.get_origin(hint) is Literal:
+        return isinstance(value, str | Integral) and value in choices
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_of(x, choices[0]) for x in value)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _in_words(hint: Any) -> str:
+    choices = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return _listed(_in_words(choice) for choice in choices)
+    if typing.get_origin(hint) is Literal:
+        return _listed(map(str, choices))
+    if typing.get_origin(hint) is tuple:
+        return "a tuple of whole numbers"
+    return _WORDS[hint]
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _validate_ranges(config: Config) -> None:

@@ -110,12 +110,7 @@ def read_config(path: Path) -> Config:
 def config_from_json(values: Any) -> Config:
     """A Config from the object ``dataclasses.asdict`` made of one; anything else is refused."""
     config = _from_dict(Config, values, "")
-    try:
-        validate(config)
-    except TypeError as error:
-        raise ConfigError(
-            f"configuration: a field is of another type than it has ({error})"
-        ) from error
+    validate(config)
     return config
 
 

@@ -20,6 +20,7 @@ from muesli.config import Config, ConfigError, validate
 from muesli.envs import EnvError, is_own, register
 from muesli.envs.base import HostEnvs, JaxEnv
 from muesli.envs.check import check_env
+from muesli.fields import plain
 from muesli.metrics import RunLog
 from muesli.runners.engines import Engine, Episodes, Stop, make_engine
 from muesli.runners.evaluate import Evaluation, make_evaluate, summarise
@@ -99,10 +100,11 @@ def train_many(
     on_start: OnStart | None = None,
 ) -> Result:
     """Trains runs that differ in their seeds and numbers only (see ``numbers``), as one program."""
+    for config in configs:
+        validate(config)
+    configs = [plain(config) for config in configs]
     if len(families(configs)) != 1:
         raise ConfigError("configs: only seeds and traceable numbers may differ within a program")
-    for config in configs[1:]:
-        validate(config)
     parts, numbers = build(configs[0], topology), varying(configs)
     _try_out(parts)
     engine = make_engine(parts, [c.seed for c in configs], numbers)
