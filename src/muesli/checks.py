@@ -27,8 +27,18 @@ def check_shape(function: str, argument: str, value: Array, shape: tuple[int | N
         raise ValueError(f"{function}: {argument} must have shape {wanted}, got {list(actual)}")
 
 
+def leading_size(function: str, argument: str, value: Array) -> int:
+    """The size of the first axis; raises a ValueError naming ``argument`` where there is none."""
+    if jnp.ndim(value) == 0:
+        raise ValueError(f"{function}: {argument} must have at least one axis, got a scalar")
+    return jnp.shape(value)[0]
+
+
 def check_float(function: str, argument: str, value: Array) -> None:
     """Raises a TypeError naming ``argument`` unless it holds floating-point numbers."""
+    if isinstance(value, list | tuple):
+        got = type(value).__name__
+        raise TypeError(f"{function}: {argument} must be a floating-point array, got a {got}")
     dtype = jnp.result_type(value)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{function}: {argument} must be a floating-point array, got {dtype}")

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from muesli.checks import check_shape, check_vector
+from muesli.checks import check_shape, check_vector, leading_size
 from muesli.config import UpdateConfig
 from muesli.ops.returns import importance_ratio
 from muesli.ops.targets import (
@@ -55,7 +55,7 @@ def expected_advantage(inputs: PolicyInputs) -> Array:
     candidates = inputs.candidates
     check_vector(
         "expected_advantage",
-        jnp.shape(candidates.actions)[0],
+        leading_size("expected_advantage", "candidates.actions", candidates.actions),
         weights=candidates.weights,
         log_prior=candidates.log_prior,
         advantages=candidates.advantages,

@@ -532,3 +532,14 @@ def test_integers_raise_and_name_the_argument(function, argument: str) -> None:
     arguments[argument] = arguments[argument].astype(np.int32)
     with pytest.raises(TypeError, match=f"{function.__name__}: {argument} must be a floating"):
         jax.eval_shape(function, **arguments)
+
+
+@pytest.mark.parametrize("function", [retrace, vtrace])
+def test_scalars_and_lists_raise_and_name_the_argument(function) -> None:
+    arguments = trace_arguments(function)
+    with pytest.raises(
+        ValueError, match=f"{function.__name__}: rewards must have at least one axi"
+    ):
+        function(**{**arguments, "rewards": 1.0})
+    with pytest.raises(TypeError, match=f"{function.__name__}: rho must be .* got a list"):
+        function(**{**arguments, "rho": [1.0] * T})

@@ -546,6 +546,13 @@ def test_wrong_shapes_are_named_at_trace_time():
         ("advantages", lambda: targets.mpo_policy(prior, jnp.zeros((2, 3)), 1.0)),
         ("log_gains", lambda: targets.log_normaliser(jnp.zeros(2), jnp.ones(3) / 3)),
         ("log_gains", lambda: targets.leave_one_out_normaliser(jnp.zeros((3, 3)))),
+        ("weights", lambda: targets.log_normaliser(jnp.zeros(3), jnp.float32(1))),
+        (
+            "target.actions",
+            lambda: targets.distillation(
+                prior, PolicyTarget(jnp.int32(1), jnp.ones(1), jnp.zeros(1))
+            ),
+        ),
         (
             "log_gains",
             lambda: targets.reweighted_target(listed(prior, jnp.zeros(3)), jnp.zeros(1), 0.0),
@@ -567,3 +574,9 @@ def test_integer_gains_are_refused_by_name():
         jax.eval_shape(targets.leave_one_out_normaliser, jnp.arange(3))
     with pytest.raises(TypeError, match="advantages"):
         jax.eval_shape(targets.cmpo_policy, categorical(0.5, 0.5), jnp.arange(2))
+
+
+def test_numpys_doubles_are_taken_as_they_come():
+    gains = np.array([0.5, -0.5])
+    exact = targets.leave_one_out_normaliser(jnp.asarray(gains))
+    np.testing.assert_array_equal(targets.leave_one_out_normaliser(gains), exact)

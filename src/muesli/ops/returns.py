@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from muesli.checks import check_shape, check_vector
+from muesli.checks import check_shape, check_vector, leading_size
 from muesli.types import Array, ReturnEstimates, is_last
 
 
@@ -47,7 +47,7 @@ def retrace(
     discounts: [T], γ_{t+1}; rho: [T], π/π_b of the taken action (clipped here); step_type: [T + 1].
     G of a LAST record is not a return of anything; mask it.
     """
-    length = jnp.shape(rewards)[0]
+    length = leading_size("retrace", "rewards", rewards)
     check_vector(
         "retrace",
         length,
@@ -67,7 +67,9 @@ def retrace(
         return value, (return_, value)
 
     records = (rewards, discounts, trace, q_taken, expected_q[:-1])
-    _, (returns, values) = jax.lax.scan(backwards, expected_q[-1], records, reverse=True)
+    # What is carried is of the dtype that all of them make, however they are mixed.
+    last = jnp.asarray(expected_q[-1], jnp.result_type(*records))
+    _, (returns, values) = jax.lax.scan(backwards, last, records, reverse=True)
     return ReturnEstimates(returns, jnp.append(values, expected_q[-1]))
 
 
@@ -87,7 +89,7 @@ def vtrace(
 
     values: [T + 1], v̂(s_t); the rest as in ``retrace``.
     """
-    length = jnp.shape(rewards)[0]
+    length = leading_size("vtrace", "rewards", rewards)
     check_vector("vtrace", length, rewards=rewards, discounts=discounts, rho=rho)
     check_vector("vtrace", length + 1, values=values)
     check_shape("vtrace", "step_type", step_type, (length + 1,))
@@ -99,9 +101,8 @@ def vtrace(
         correction = error + decay * correction
         return correction, correction
 
-    zero = jnp.zeros_like(values[-1])
-    _, corrections = jax.lax.scan(
-        backwards, zero, (errors, discounts * lambda_ * ratio), reverse=True
-    )
+    records = (errors, discounts * lambda_ * ratio)
+    zero = jnp.zeros((), jnp.result_type(*records))
+    _, corrections = jax.lax.scan(backwards, zero, records, reverse=True)
     targets = values + jnp.append(corrections, zero)
     return ReturnEstimates(rewards + discounts * targets[1:], targets)

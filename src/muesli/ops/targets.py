@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from muesli.checks import check_float, check_shape, check_vector
+from muesli.checks import check_float, check_shape, check_vector, leading_size
 from muesli.distributions import Categorical, Policy, mixture, uniform_like
 from muesli.types import Array, Candidates, PolicyTarget, PRNGKey
 
@@ -85,7 +85,7 @@ def log_normaliser(log_gains: Array, weights: Array) -> Array:
 
     Exact where they are all actions; where they are samples, their weights then sum to 1.
     """
-    length = jnp.shape(weights)[0]
+    length = leading_size("log_normaliser", "weights", weights)
     check_vector("log_normaliser", length, log_gains=log_gains, weights=weights)
     return jax.nn.logsumexp(log_gains, b=weights)
 
@@ -97,6 +97,7 @@ def leave_one_out_normaliser(log_gains: Array, z_init: float | Array = 1.0) -> A
     without subtracting a sample from the total, so nothing cancels.
     """
     check_vector("leave_one_out_normaliser", log_gains=log_gains)
+    log_gains = jnp.asarray(log_gains)
     num = log_gains.shape[0]
     others = jnp.where(jnp.eye(num, dtype=bool), -jnp.inf, log_gains[None, :])
     init = jnp.full((num, 1), jnp.log(jnp.asarray(z_init, log_gains.dtype)))
@@ -110,7 +111,7 @@ def reweighted_target(candidates: Candidates, log_gains: Array, log_z: Array) ->
     """
     check_vector(
         "reweighted_target",
-        jnp.shape(candidates.weights)[0],
+        leading_size("reweighted_target", "candidates.weights", candidates.weights),
         log_gains=log_gains,
         log_prior=candidates.log_prior,
     )
@@ -129,7 +130,7 @@ def distillation(policy: Policy, target: PolicyTarget) -> Array:
     Exact when the target lists every action; otherwise the sampled estimate, whose gradient is that
     of the cross-entropy −Σ_k w_k log π(a_k), since the target is constant.
     """
-    length = jnp.shape(target.actions)[0]
+    length = leading_size("distillation", "target.actions", target.actions)
     check_vector("distillation", length, weights=target.weights, log_probs=target.log_probs)
     log_pi = jax.vmap(policy.log_prob)(target.actions)
     return jnp.sum(target.weights * (target.log_probs - log_pi))
