@@ -1,14 +1,17 @@
 """The paper's tables, transcribed a second time, against the presets."""
 
+import re
 from dataclasses import replace
 
 import jax
 import pytest
 
 from muesli import presets
+from muesli.cli.main import main
 from muesli.config import ConfigError, validate
 from muesli.presets import PRESETS, with_update
 from muesli.runners.parts import build
+from muesli.suites import Scale, base_config
 
 # Hyperparameters shared by all experiments.
 SHARED = {
@@ -157,3 +160,23 @@ def test_a_mistake_names_its_field():
     config = presets.catch()
     with pytest.raises(ConfigError, match=r"update\.beta_loo"):
         validate(replace(config, agent=replace(config.agent, return_estimator="vtrace")))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: 3, "preset: what makes 'mine' must return a Config, got int"),
+        (lambda: {}["seed"], "preset: 'mine' cannot be made: KeyError: 'seed'"),
+        (
+            presets.catch(),
+            "preset: 'mine' cannot be made: TypeError: 'Config' object is not callable",
+        ),
+    ],
+)
+def test_ones_own_preset_that_makes_no_configuration_is_one_line(made, said, monkeypatch, capsys):
+    monkeypatch.setitem(PRESETS, "mine", made)
+    assert main(["train", "mine"]) == 2
+    assert capsys.readouterr().err == f"muesli train: {said}\n"
+    scale = Scale("mine", ("catch",), 1)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        base_config(scale)

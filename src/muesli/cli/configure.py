@@ -138,11 +138,11 @@ def _in_one_line(box: str) -> str:
 
 def _preset(preset: str | None) -> tuple[str, Config, str]:
     """Name, configuration and description of a preset, or of any environment with a colon."""
-    from muesli.presets import DEFAULT_PRESET, PRESETS, TUNED, gym
+    from muesli.presets import DEFAULT_PRESET, PRESETS, TUNED, gym, make_preset
 
     name = preset or DEFAULT_PRESET
     if name in PRESETS:
-        return name, PRESETS[name](), PRESETS[name].__doc__ or ""
+        return name, make_preset(name), PRESETS[name].__doc__ or ""
     if ":" not in name:
         raise UsageError(
             f"unknown preset '{name}'{_meant(name, list(PRESETS))}; 'muesli list presets' "

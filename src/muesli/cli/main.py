@@ -89,6 +89,10 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"muesli: unknown command '{name}'{nearest(name, list(COMMANDS))}", file=sys.stderr)
         return USAGE_ERROR
+    if any(argument.partition("=")[0] == "--plugin" for argument in arguments[1:]):
+        line = f"--plugin: comes before the command: muesli --plugin FILE {name} ..."
+        print(f"muesli {name}: {line}", file=sys.stderr)
+        return USAGE_ERROR
     code = _call(name, arguments[1:])
     if (distributed := sys.modules.get("muesli.runners.distributed")) is not None:
         distributed.leave_if_failed(code)

@@ -2,6 +2,7 @@
 
 from muesli.config.tree import (
     UPDATE_DEFAULTS,
+    YOUR_OWN,
     ActorConfig,
     AgentConfig,
     AtariConfig,
@@ -37,6 +38,7 @@ __all__ = [
     "SearchConfig",
     "UPDATE_DEFAULTS",
     "UpdateConfig",
+    "YOUR_OWN",
     "leaves",
     "validate",
 ]

@@ -430,3 +430,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message names the field and what would be right."""
+
+
+YOUR_OWN = "(one of your own: muesli --plugin FILE COMMAND ...)"
+"""What to say to whoever names an entry of a registry that is not there."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from muesli.config import ConfigError, EnvConfig
+from muesli.config import YOUR_OWN, ConfigError, EnvConfig
 from muesli.envs.base import EnvError, HostEnv, HostEnvs, JaxEnv
 from muesli.envs.check import check_env
 from muesli.envs.games import MINATAR_GAMES, board_game, minatar
@@ -105,7 +105,7 @@ def _make(name: str, config: EnvConfig) -> JaxEnv | HostEnvs:
 
     close = other_names(name) or difflib.get_close_matches(name, ENVS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ENVS)}"
-    raise ConfigError(f"env.name: this version has no environment '{name}'; {hint}")
+    raise ConfigError(f"env.name: this version has no environment '{name}'; {hint} {YOUR_OWN}")
 
 
 def _made(maker: Callable[[], Any], name: str) -> JaxEnv | HostEnvs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from muesli.config import UPDATE_DEFAULTS, Config, UpdateConfig
+from muesli.config import UPDATE_DEFAULTS, Config, ConfigError, UpdateConfig
 from muesli.presets.arcade import (
     atari,
     atari_feedforward,
@@ -40,6 +40,7 @@ __all__ = [
     "gym",
     "illustrative_mdp",
     "lunar_lander",
+    "make_preset",
     "minatar",
     "minatar_gpu",
     "mujoco",
@@ -76,6 +77,22 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "minatar_gpu": minatar_gpu,
 }
 """Every preset by name."""
+
+
+def make_preset(name: str) -> Config:
+    """The configuration of a preset; a ConfigError where a user's own does not make one."""
+    try:
+        config = PRESETS[name]()
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"preset: '{name}' cannot be made: {why}") from error
+    if not isinstance(config, Config):
+        got = type(config).__name__
+        raise ConfigError(f"preset: what makes '{name}' must return a Config, got {got}")
+    return config
+
 
 TUNED: dict[str, Callable[[], Config]] = {
     "gym:Pendulum-v1": pendulum,

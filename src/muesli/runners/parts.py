@@ -10,7 +10,7 @@ import numpy as np
 
 from muesli.agent import Agent, check_network, check_update, is_own, make_agent
 from muesli.checks import place_of, told
-from muesli.config import Config, ConfigError, validate
+from muesli.config import YOUR_OWN, Config, ConfigError, validate
 from muesli.envs import make as make_env
 from muesli.envs.base import HostEnvs, JaxEnv, stack_frames
 from muesli.envs.openings import deal_openings
@@ -206,7 +206,8 @@ def _fit(config: Config, env: JaxEnv | HostEnvs, spec: EnvSpec) -> None:
         ("network.maker", net.maker, NETWORKS),
     ):
         if name not in known:
-            raise ConfigError(f"{field}: there is no '{name}'; there are {', '.join(known)}")
+            there = ", ".join(known)
+            raise ConfigError(f"{field}: there is no '{name}'; there are {there} {YOUR_OWN}")
     if spec.action_names and len(spec.action_names) != spec.num_actions:
         raise ConfigError(
             f"env.name: {config.env.name} has {len(spec.action_names)} names for "

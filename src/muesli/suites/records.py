@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from muesli.config import UPDATE_DEFAULTS, Config, ConfigError, leaves, validate
 from muesli.fields import get_field, set_field
-from muesli.presets import PRESETS, with_update
+from muesli.presets import PRESETS, make_preset, with_update
 
 Fields = Mapping[str, Any]
 """Dotted fields of a Config and their values: ``{"update.kl_samples": 1}``. A value may be a
@@ -182,7 +182,7 @@ def base_config(scale: Scale) -> Config:
     if scale.preset not in PRESETS:
         hint = did_you_mean(scale.preset, list(PRESETS))
         raise ConfigError(f"preset: this version has no '{scale.preset}'; {hint}")
-    return set_fields(PRESETS[scale.preset](), scale.fields)
+    return set_fields(make_preset(scale.preset), scale.fields)
 
 
 def expand(suite: Suite, selection: Selection) -> list[Run]:
