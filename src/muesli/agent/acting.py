@@ -185,6 +185,8 @@ def make_act(
     [B], Policy [B], ActorState [B]). Only a search of the ``rules`` looks at the states; others can
     do without.
     """
+    if act_with not in _WAYS:
+        raise ConfigError(f"agent.act_with: there is no '{act_with}'; there are {', '.join(_WAYS)}")
     way = _WAYS[act_with]
     if spec.num_actions is None and way is not _as_it_is:
         raise ConfigError(f"agent.act_with: {act_with} needs a finite set of actions")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +13,11 @@ import numpy as np
 
 from muesli import keys
 from muesli.agent import Acting, baseline, look_ahead, make_act, root_of, supports
-from muesli.config import Config
+from muesli.checks import check_shape
+from muesli.config import Config, ConfigError
 from muesli.distributions import Categorical, Policy
 from muesli.envs.base import HostEnvs, JaxEnv
+from muesli.fields import set_field
 from muesli.ops.values import decode
 from muesli.runners.evaluate import Evaluation, make_evaluate, random_act
 from muesli.runners.export import exported_config
@@ -80,7 +81,13 @@ class Player:
     def act(self, timestep: TimeStep, state: Memory, key: PRNGKey) -> tuple[Array, Policy, Memory]:
         """Actions for a batch of time steps [B], the policy they came from, and the next state.
 
-        Time steps are as the environment gives them: rewards unscaled, frames not stacked.
+        Time steps are as the environment gives them: rewards unscaled, frames not stacked. One copy
+        of an environment outside JAX, such as Gymnasium's::
+
+            env = player.env.make(range(1), seed=0)
+            timestep, memory = env.reset(), player.initial_state(1)
+            action, policy, memory = player.act(timestep, memory, jax.random.key(0))
+            timestep = env.step(np.asarray(action))
         """
         return self._act(timestep, state, key)
 
@@ -95,6 +102,7 @@ class Player:
             act = make_act(parts.spec, parts.network, self.config, act_with, greedy)
 
         def play(acting: Acting, timestep: TimeStep, memory: Memory, key: PRNGKey) -> Any:
+            _check_batch("act", timestep, memory)
             memory, seen = remember(parts, memory, timestep)
             each = jax.random.split(key, timestep.step_type.shape[0])
             action, policy, actors = act(acting, seen, memory.actors, each)
@@ -105,7 +113,9 @@ class Player:
     def evaluate(
         self, episodes: int, act_with: str = "prior", greedy: bool = False, seed: int = 0
     ) -> Evaluation:
-        """Plays fresh episodes."""
+        """Plays fresh episodes. ``act_with`` may also be ``random``."""
+        if episodes < 1:
+            raise ConfigError(f"episodes: must be at least 1, got {episodes}")
         return self._evaluator(episodes, act_with, greedy)(self.acting(act_with), seed)
 
     def _make_evaluator(
@@ -146,6 +156,7 @@ class Player:
         network, config, spec = self.parts.network, self.config, self.parts.spec
 
         def think(acting: Acting, timestep: TimeStep, memory: Memory) -> tuple[Array, ...]:
+            _check_batch("think", timestep, memory)
             memory, timestep = remember(self.parts, memory, timestep)
             state = memory.actors
             root, _ = root_of(network, config, acting, timestep, state)
@@ -166,6 +177,15 @@ class Player:
         return jax.jit(think)
 
 
+def _check_batch(function: str, timestep: TimeStep, memory: Memory) -> None:
+    """Time steps are of as many copies as are remembered."""
+    if not hasattr(timestep, "step_type"):
+        raise TypeError(f"{function}: timestep must be a TimeStep, as player.env gives them")
+    batch = memory.actors.last_reward.shape
+    for name in ("reward", "step_type"):
+        check_shape(function, f"timestep.{name}", getattr(timestep, name), batch)
+
+
 def for_playing(config: Config) -> Config:
     """The same run in the arithmetic of this machine."""
     return for_processor(config) if jax.default_backend() == "cpu" else config
@@ -183,6 +203,7 @@ def load(
     """
     path = Path(run_dir)
     config = exported_config(path) if path.is_file() else read_config(path)
-    config = replace(config, search=replace(config.search, **(search or {})))
+    for name, value in (search or {}).items():
+        config = set_field(config, f"search.{name}", value)
     parts = build(for_playing(config))
     return Player(parts, load_agent_state(path, parts, checkpoint or ("best" if best else None)))

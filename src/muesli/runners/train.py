@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
 def train(
     config: Config,
-    run_dir: str | Path | Sequence[Path],
+    run_dir: str | Path | Sequence[str | Path],
     callbacks: Sequence[Callback] = (),
     init_from: str | Path | None = None,
     env: Callable[[], Any] | None = None,
@@ -204,7 +204,7 @@ class _Run:
         self.parts, self.engine, self.directories = parts, engine, directories
         self.peers = parts.topology.peers
         # Process 0 writes the logs and shows how it goes.
-        self.callbacks = callbacks if self.peers.rank == 0 else ()
+        self.callbacks = tuple(callbacks) if self.peers.rank == 0 else ()
         self._on_start = on_start if self.peers.rank == 0 and on_start else lambda steps: None
         self.seeds = len(directories)
         self.calls_done = 0
