@@ -106,7 +106,7 @@ HOST_EXCEPTIONS: dict[str, set[str]] = {
     "muesli.envs.atari": {"os"},
     "muesli.envs.trial": {"threading", "time"},
     "muesli.envs.workers": {
-        *("multiprocessing", "os", "selectors", "signal", "subprocess", "tempfile"),
+        *("io", "multiprocessing", "os", "selectors", "signal", "subprocess", "tempfile"),
         *("threading", "time"),
     },
 }

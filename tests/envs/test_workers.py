@@ -14,6 +14,7 @@ import pytest
 from envs.misbehaving import EXIT, FINE, FORK, HANG, HANG_ON, RAISE, wrong_rewards
 
 from muesli import envs
+from muesli.cli import plugins
 from muesli.config import AtariConfig, Config, ConfigError, EnvConfig, validate
 from muesli.envs import atari, workers
 from muesli.envs.base import EnvError
@@ -272,6 +273,35 @@ def test_what_cannot_run_in_processes_is_named(monkeypatch):
         envs.make("mine", config)
     with pytest.raises(ConfigError, match="env.processes: must not be negative, got -1"):
         validate(Config(env=EnvConfig(processes=-1)))
+
+
+def test_a_maker_in_the_main_module_is_refused_before_any_worker_starts(monkeypatch):
+    def make():
+        return envs.make("gym:CartPole-v1")
+
+    make.__module__, make.__qualname__ = "__main__", "make"
+    monkeypatch.setattr(sys.modules["__main__"], "make", make, raising=False)
+    monkeypatch.setitem(envs.ENVS, "mine", make)
+    with pytest.raises(ConfigError, match=r"must be 0 for mine: .* put it in a module of its own"):
+        envs.make("mine", EnvConfig(processes=1))
+
+
+def test_a_maker_in_a_plugin_travels_with_its_file(started, monkeypatch, tmp_path):
+    file = tmp_path / "carts.py"
+    file.write_text(
+        "import gymnasium\nfrom muesli.envs import ENVS\n"
+        "def make_cart():\n    return gymnasium.make('CartPole-v1')\nENVS['cart'] = make_cart\n"
+    )
+    monkeypatch.setattr(plugins, "LOADED", [])
+    plugins.load(str(file))
+    try:
+        config = EnvConfig(num_envs=2)
+        inline, apart = envs.make("cart", config), envs.make("cart", replace(config, processes=1))
+        here, there = inline.make(range(2), 0), apart.make(range(2), 0)
+        assert np.array_equal(here.reset().observation, there.reset().observation)
+        there.close()
+    finally:
+        del envs.ENVS["cart"], sys.modules["muesli_plugin_carts"]
 
 
 def test_environments_inside_jax_know_no_processes():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
+import io
 import mmap
 import os
 import pickle
@@ -44,10 +46,11 @@ def in_processes(name: str, config: EnvConfig, envs: HostEnvs) -> HostEnvs:
     """The same environment, whose copies run in ``env.processes`` worker processes.
 
     They play what they would play in this process. A worker makes its copies itself, by their name:
-    what ``ENVS`` holds of that name must be a function that can be imported. It imports nothing of
-    the main module, sees no GPU through JAX, and ends when this process ends. ``make`` does not
-    wait for the workers, ``reset`` does. Any thread may call ``close``, also while another is in
-    ``reset`` or ``step``, which then raises an EnvError.
+    what ``ENVS`` holds of that name must be a function that can be imported, or stand in a plug-in,
+    which the worker runs too. It imports nothing of the main module, sees no GPU through JAX, and
+    ends when this process ends. ``make`` does not wait for the workers, ``reset`` does. Any thread
+    may call ``close``, also while another is in ``reset`` or ``step``, which then raises an
+    EnvError.
     """
     from muesli.envs import ENVS
 
@@ -55,19 +58,50 @@ def in_processes(name: str, config: EnvConfig, envs: HostEnvs) -> HostEnvs:
         raise ConfigError(f"env.processes: must be 0 for {name}, which tells legal actions")
     maker = ENVS.get(name)
     try:
-        pickle.dumps(maker)
+        files = _files(pickle.dumps(maker))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(f"env.processes: must be 0 for {name}: {error}") from error
+    if "__main__" in files:
+        raise ConfigError(
+            f"env.processes: must be 0 for {name}: what makes it is in the main module, which "
+            "workers do not import; put it in a module of its own"
+        )
 
     def make(slots: range, seed: int) -> HostEnv:
         tasks = [
             _Task(name, maker, _share(config, len(part), len(slots)), envs.spec, slots, part, seed)
             for part in _parts(slots, _workers(config, len(slots)))
         ]
-        workers = _Workers(tasks)
+        workers = _Workers(tasks, files)
         return HostEnv(workers.reset, workers.step, workers.close, workers.save, workers.load)
 
     return envs._replace(make=make)
+
+
+class _Names(pickle.Unpickler):
+    """Notes the modules that something pickled is from."""
+
+    def __init__(self, pickled: bytes):
+        super().__init__(io.BytesIO(pickled))
+        self.modules: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.modules.add(module)
+        return super().find_class(module, name)
+
+
+def _files(pickled: bytes) -> dict[str, str]:
+    """The files of the modules that something pickled is from and nobody can import by name: the
+    main module, and plug-ins.
+    """
+    names = _Names(pickled)
+    names.load()
+    tops = {module: module.partition(".")[0] for module in names.modules}
+    return {
+        module: str(getattr(sys.modules[module], "__file__", ""))
+        for module, top in tops.items()
+        if top == "__main__" or not any(finder.find_spec(top, None) for finder in sys.meta_path)
+    }
 
 
 def _workers(config: EnvConfig, copies: int) -> int:
@@ -153,7 +187,7 @@ def _records(descriptor: int, spec: EnvSpec) -> np.ndarray:
 class _Workers:
     """The workers of some slots."""
 
-    def __init__(self, tasks: list[_Task]):
+    def __init__(self, tasks: list[_Task], files: dict[str, str]):
         self._name, spec, slots = tasks[0].name, tasks[0].spec, tasks[0].slots
         self._turn = threading.Lock()  # held by whoever talks to the workers
         self._closed = False
@@ -166,7 +200,7 @@ class _Workers:
             for index, task in enumerate(tasks):
                 which = f"worker {index + 1} of {len(tasks)}"
                 where = f"slots {task.part[0]} to {task.part[-1]}"
-                worker = _start(f"{self._name}, {which} ({where})", task, memory)
+                worker = _start(f"{self._name}, {which} ({where})", task, files, memory)
                 self._workers.append(worker)
                 self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
         except BaseException:
@@ -302,7 +336,7 @@ class _Workers:
         atexit.unregister(self._end)
 
 
-def _start(title: str, task: _Task, memory: int) -> _Worker:
+def _start(title: str, task: _Task, files: dict[str, str], memory: int) -> _Worker:
     ours, theirs = Pipe()
     with theirs:
         program = _PROGRAM.format(path=[*map(str, sys.path)], pipe=theirs.fileno(), memory=memory)
@@ -317,6 +351,7 @@ def _start(title: str, task: _Task, memory: int) -> _Worker:
             process_group=0,
         )
     with suppress(OSError):
+        ours.send(files)
         ours.send(task)
     return _Worker(title, process, ours)
 
@@ -331,6 +366,8 @@ def serve(pipe_descriptor: int, memory: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     pipe = Connection(pipe_descriptor)
     try:
+        for module, file in pipe.recv().items():
+            _run(module, file)
         task: _Task = pipe.recv()
         records = _records(memory, task.spec)
         begin = task.slots.index(task.part[0])
@@ -341,6 +378,15 @@ def serve(pipe_descriptor: int, memory: int) -> None:
         # Nobody listens any more if this process is to end.
         with suppress(OSError):
             pipe.send(((message, traceback.format_exc()), None))
+
+
+def _run(module: str, file: str) -> None:
+    """Imports a file as the module by whose name others ask for what is in it."""
+    spec = importlib.util.spec_from_file_location(module, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[module])
 
 
 def _end_with_parent() -> None:
