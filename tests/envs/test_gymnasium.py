@@ -374,7 +374,9 @@ def test_a_space_that_is_not_supported_is_named(scripted, observation_space, act
     ("name", "message"),
     [
         ("gym:CartPol-v1", "env.name: Gymnasium has no environment 'CartPol-v1'; .*CartPole-v1"),
-        ("gym:CartPole-v77", "did you mean gym:CartPole-v1"),
+        ("gym:CartPole-v77", r"'CartPole-v77'; did you mean gym:CartPole-v1\?$"),
+        ("gym:Pendulum-v0", r"has no environment 'Pendulum-v0'; did you mean gym:Pendulum-v1\?$"),
+        ("envs.misshapen:Hanging-v7", r"did you mean envs.misshapen:Hanging-v0\?$"),
         ("no_such_module:Thing-v0", "env.name: 'no_such_module:Thing-v0' cannot be made: No mod"),
         ("gym:not an id", "env.name: 'not an id' cannot be made: Malformed"),
         (":", "env.name: ':' names no module; module:EnvId imports a module as Python does"),
@@ -393,6 +395,38 @@ def test_a_space_that_is_not_supported_is_named(scripted, observation_space, act
     ],
 )
 def test_a_name_that_is_not_found_is_named(name, message):
+    with pytest.raises(ConfigError, match=message):
+        envs.make(name)
+
+
+def test_nobody_is_told_to_upgrade_to_what_an_error_names(recwarn):
+    with pytest.raises(ConfigError):
+        envs.make("gym:Pendulum-v0")
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        # As Gymnasium words it.
+        (
+            "Box2D is not installed, you can install it by run `pip install swig` followed by "
+            '`pip install "gymnasium[box2d]"`',
+            r"cannot be made: Box2D is not installed; pip install 'muesli-rl\[box2d\]'$",
+        ),
+        (
+            'MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`',
+            r"cannot be made: MuJoCo is not installed; pip install 'muesli-rl\[mujoco\]'$",
+        ),
+        ("no robot, run `pip install robot`", "made: no robot, run `pip install robot`$"),
+    ],
+)
+def test_a_missing_extra_is_named_as_ours(scripted, monkeypatch, said, message):
+    def missing(*_, **settings):
+        raise gymnasium.error.DependencyNotInstalled(said)
+
+    name = scripted(zeros)
+    monkeypatch.setattr(gymnasium.registry["Scripted-v0"], "entry_point", missing)
     with pytest.raises(ConfigError, match=message):
         envs.make(name)
 

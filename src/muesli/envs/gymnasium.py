@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -105,17 +107,24 @@ def _host_envs(
 
 def _example(name: str, wanted: GymName, make: Callable[[], Any]) -> Any:
     """One copy, to see its spaces and how it is made."""
-    from gymnasium.error import Error, UnregisteredEnv
+    from gymnasium.envs.registration import registry
+    from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
     try:
-        return make()
-    except UnregisteredEnv as error:
+        with warnings.catch_warnings():
+            if wanted.id not in registry:  # a version that is gone is an error, not out of date
+                warnings.simplefilter("ignore")
+            return make()
+    except (UnregisteredEnv, DeprecatedEnv) as error:
         close = similar(wanted)
         hint = f"did you mean {' or '.join(close)}?" if close else str(error)
         raise ConfigError(f"env.name: Gymnasium has no environment '{name}'; {hint}") from error
     except (Exception, SystemExit) as error:
         plain = isinstance(error, ImportError | Error)
         why = " ".join(str(error).split()) if plain else f"{told(error)}{place_of(error)}"
+        extra = re.search(r"gymnasium\[(box2d|mujoco)\]", why)
+        if extra and isinstance(error, DependencyNotInstalled):
+            why = f"{why.partition(',')[0]}; pip install 'muesli-rl[{extra[1]}]'"
         raise ConfigError(f"env.name: '{name}' cannot be made: {why}") from error
 
 

@@ -40,12 +40,7 @@ def resolve(name: str) -> GymName:
     version where the id leaves it out.
     """
     import_gymnasium()
-    from gymnasium.envs.registration import (
-        find_highest_version,
-        get_env_id,
-        parse_env_id,
-        registry,
-    )
+    from gymnasium.envs.registration import parse_env_id, registry
     from gymnasium.error import Error
 
     plain, mark, text = name.partition("?")
@@ -57,13 +52,21 @@ def resolve(name: str) -> GymName:
         module, identifier = "", plain
     if identifier not in registry:
         try:
-            namespace, word, version = parse_env_id(identifier)
+            version = parse_env_id(identifier)[2]
         except Error as error:
             raise ConfigError(f"env.name: '{name}' cannot be made: {error}") from error
-        newest = find_highest_version(namespace, word) if version is None else None
-        if newest is not None:
-            identifier = get_env_id(namespace, word, newest)
+        if version is None:
+            identifier = _newest(identifier) or identifier
     return GymName(module, identifier, arguments)
+
+
+def _newest(identifier: str) -> str | None:
+    """The id with the newest of the versions that Gymnasium knows, if it knows one."""
+    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+
+    namespace, word, _ = parse_env_id(identifier)
+    newest = find_highest_version(namespace, word)
+    return None if newest is None else get_env_id(namespace, word, newest)
 
 
 def with_version(name: str) -> str:
@@ -139,11 +142,13 @@ def other_names(name: str) -> list[str]:
 
 
 def similar(wanted: GymName) -> list[str]:
-    """The names nearest to one that Gymnasium does not know."""
+    """The names nearest to one that Gymnasium does not know: another version's, if there is one."""
     from gymnasium.envs.registration import registry
 
     if (game := _game(wanted.id)) is not None:
         return [f"atari:{game}"]
+    if (newest := _newest(wanted.id)) is not None:
+        return [f"{wanted.module or 'gym'}:{newest}"]
     package = wanted.module.partition(".")[0]
     own = [i for i, spec in registry.items() if package and _package(spec) == package]
     if close := _close(wanted.id, own, 0.4):
