@@ -5,6 +5,7 @@ told in one line.
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,23 @@ def check_finite(tree: PyTree, name: str = "tree") -> None:
                 f"{name}{jax.tree_util.keystr(path)}{index} is {values[where]} "
                 f"({int(bad.sum())} of {values.size} numbers there are not finite)"
             )
+
+
+def described(value: Any) -> str:
+    """An array by its dtype and shape, anything else by its type."""
+    if hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    if type(value) is tuple:
+        return f"({', '.join(described(part) for part in value)})"
+    return type(value).__name__
+
+
+def untraceable(what: str, error: Exception) -> str:
+    """What is wrong with a user's function that JAX was to trace, in one line."""
+    if isinstance(error, jax.errors.JAXTypeError):
+        why = str(error).splitlines()[0]
+        return f"{what} cannot be traced by JAX: {why}{place_of(error)}"
+    return f"{what} raised {told(error)}{place_of(error)}"
 
 
 def told(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from muesli.checks import place_of, told
+from muesli.checks import described, untraceable
 from muesli.config import Config, ConfigError
 from muesli.distributions import Categorical, DiagonalNormal, Policy
 from muesli.networks.network import Network, UnrollInputs
@@ -127,20 +127,17 @@ class _Checks:
             return jax.eval_shape(function, *arguments)
         except ConfigError:
             raise
-        except jax.errors.JAXTypeError as error:
-            why = str(error).splitlines()[0]
-            raise self.refuse(f"{what} cannot be traced by JAX: {why}{place_of(error)}") from error
         except Exception as error:
-            raise self.refuse(f"{what} raised {told(error)}{place_of(error)}") from error
+            raise self.refuse(untraceable(what, error)) from error
 
     def record(self, what: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):
-            raise self.refuse(f"{what} must be a {kind.__name__}, got {_described(value)}")
+            raise self.refuse(f"{what} must be a {kind.__name__}, got {described(value)}")
         return value
 
     def parts(self, what: str, value: Any, kinds: tuple[type | None, ...], wanted: str) -> Any:
         if type(value) is not tuple or len(value) != len(kinds):
-            raise self.refuse(f"{what} must return {wanted}, got {_described(value)}")
+            raise self.refuse(f"{what} must return {wanted}, got {described(value)}")
         for part, kind in zip(value, kinds, strict=True):
             if kind is not None:
                 self.record(f"{what} must return {wanted}; the first", part, kind)
@@ -151,21 +148,21 @@ class _Checks:
         fits = hasattr(value, "dtype") and value.shape == shape
         if not fits or (floating and not jnp.issubdtype(value.dtype, jnp.floating)):
             raise self.refuse(
-                f"{what} must be {kind} array of shape {list(shape)}, got {_described(value)}"
+                f"{what} must be {kind} array of shape {list(shape)}, got {described(value)}"
             )
 
     def floating(self, what: str, tree: PyTree) -> None:
         for path, leaf in jax.tree.leaves_with_path(tree):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
-                raise self.refuse(f"{what}{where} must be floating-point, got {_described(leaf)}")
+                raise self.refuse(f"{what}{where} must be floating-point, got {described(leaf)}")
 
     def leading(self, what: str, tree: PyTree, axes: tuple[int, ...]) -> None:
         for path, leaf in jax.tree.leaves_with_path(tree):
             if leaf.shape[: len(axes)] != axes:
                 raise self.refuse(
                     f"{what}{jax.tree_util.keystr(path)} must begin with the axes {list(axes)}, "
-                    f"got {_described(leaf)}"
+                    f"got {described(leaf)}"
                 )
 
     def same(self, what: str, tree: PyTree, wanted: PyTree) -> None:
@@ -178,8 +175,8 @@ class _Checks:
         for (path, leaf), before in pairs:
             if (leaf.shape, leaf.dtype) != (before.shape, before.dtype):
                 raise self.refuse(
-                    f"{what}{jax.tree_util.keystr(path)} must stay {_described(before)}, "
-                    f"got {_described(leaf)}"
+                    f"{what}{jax.tree_util.keystr(path)} must stay {described(before)}, "
+                    f"got {described(leaf)}"
                 )
 
     def policy(self, what: str, policy: Any, axes: tuple[int, ...], spec: EnvSpec) -> None:
@@ -193,21 +190,12 @@ class _Checks:
 
     def metric_names(self, metrics: Any) -> None:
         if not isinstance(metrics, dict):
-            raise self.refuse(f"metrics must be a dict, got {_described(metrics)}")
+            raise self.refuse(f"metrics must be a dict, got {described(metrics)}")
         for name in metrics:
             if not isinstance(name, str):
                 raise self.refuse(f"metrics must be named by strings, got {name!r}")
             if is_taken(name):
                 raise self.refuse(f"metrics[{name!r}] is a metric of every run; take another name")
-
-
-def _described(value: Any) -> str:
-    """An array by its dtype and shape, anything else by its type."""
-    if hasattr(value, "dtype"):
-        return f"{value.dtype}{list(value.shape)}"
-    if type(value) is tuple:
-        return f"({', '.join(_described(part) for part in value)})"
-    return type(value).__name__
 
 
 def _array(*shape: int, dtype: Any = jnp.float32) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from muesli.checks import place_of, told
+from muesli.checks import described, untraceable
 from muesli.config import ActorConfig
 from muesli.envs.base import EnvError, HostEnvs, JaxEnv, auto_reset_step
 from muesli.types import EnvSpec, StepType, TimeStep
@@ -91,8 +91,8 @@ def _check_forms(env: JaxEnv, key: jax.Array) -> None:
         chosen = jax.eval_shape(partial(jnp.where, True), of_step, of_reset)
         if (chosen.shape, chosen.dtype) != (of_reset.shape, of_reset.dtype):
             raise EnvError(
-                f"step: state{jax.tree_util.keystr(path)} must be {_array(of_reset)} as reset "
-                f"returns it, got {_array(of_step)}"
+                f"step: state{jax.tree_util.keystr(path)} must be {described(of_reset)} as reset "
+                f"returns it, got {described(of_step)}"
             )
 
 
@@ -100,20 +100,13 @@ def _form(name: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any
     """The state and the TimeStep that a function answers, as shapes and dtypes."""
     try:
         answer = jax.eval_shape(function, *arguments)
-    except jax.errors.JAXTypeError as error:
-        why = str(error).splitlines()[0]
-        raise EnvError(f"{name} cannot be traced by JAX: {why}{place_of(error)}") from error
     except Exception as error:
-        raise EnvError(f"{name} raised {told(error)}{place_of(error)}") from error
+        raise EnvError(untraceable(name, error)) from error
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], TimeStep)):
         parts = answer if type(answer) is tuple else (answer,)
         got = ", ".join("an array" if hasattr(x, "dtype") else type(x).__name__ for x in parts)
         raise EnvError(f"{name} must return (state, TimeStep), got {got}")
     return answer
-
-
-def _array(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
 
 
 def _check_beyond(env: JaxEnv, state: Any, action: jax.Array, key: jax.Array, where: str) -> None:
@@ -234,7 +227,7 @@ def _check_arrays(spec: EnvSpec, timestep: TimeStep, where: str) -> None:
     legal = timestep.legal_actions
     if legal is not None and (legal.shape != (spec.num_actions,) or legal.dtype != jnp.bool_):
         raise EnvError(
-            f"{where}: legal_actions must be bool[{spec.num_actions}], got {_array(legal)}"
+            f"{where}: legal_actions must be bool[{spec.num_actions}], got {described(legal)}"
         )
 
 
